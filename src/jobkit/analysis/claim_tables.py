@@ -48,9 +48,6 @@ class Number:
     low: float
     high: float
 
-    def times(self, factor: float) -> "Number":
-        return Number(self.text, self.low * factor, self.high * factor)
-
 
 @dataclass(frozen=True)
 class Column:

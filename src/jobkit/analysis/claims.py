@@ -70,7 +70,9 @@ def _judged(table: Table, weak: bool) -> Iterator[Verdict]:
                 found += made
             if found or why:  # else it is the base itself, which claims nothing
                 follows = any(_meet(claim, one) for one in found) if found else None
-                how = found[0].text if found else why
+                # Of two readings the one that the claim is nearest to.
+                near = min(found, key=lambda n: abs(_middle(n) - _middle(claim)), default=None)
+                how = near.text if near else why
                 yield Verdict(table.lines[row], column.role, claim, follows, how)
 
 
@@ -98,11 +100,13 @@ def _readings(
     Neither of them for the base itself.
     """
     kind, at, this = claims.role, size.numbers[row], column.numbers[row]
-    if at is None or this is None:
+    if at is None or this is None or this.low <= 0:
         return [], "no size with a time or a rate beside it"
     rows = [i for i, s in enumerate(table.series) if s == table.series[row]]
-    sizes = {i: _middle(n) for i in rows if (n := size.numbers[i]) and column.numbers[i]}
+    sizes = {i: _middle(n) for i in rows if (n := size.numbers[i]) and _low(column.numbers[i]) > 0}
     least = min(sizes.values())
+    if least <= 0:
+        return [], "no size with a time or a rate beside it"
     bases = [i for i in sizes if sizes[i] == least]
     said = [claim for i in bases if (claim := claims.numbers[i])]
     if any(not one.low <= _ONE[kind] <= one.high for one in said) or len({*sizes.values()}) < 2:
@@ -135,17 +139,30 @@ def _readings(
 
 
 def _in_percent(column: Column) -> Column:
-    """Efficiencies in per cent, which some tables have as shares."""
-    most = max((n.high for n in column.numbers if n), default=0.0)
-    percent = "%" in column.head or any("%" in n.text for n in column.numbers if n)
-    factor = 1.0 if percent or most > 3 else 100.0
-    return replace(column, numbers=[n and n.times(factor) for n in column.numbers])
+    """Efficiencies in per cent, which some tables, or some of their rows, have as shares."""
+    known = [n for n in column.numbers if n]
+    marked = any("%" in n.text for n in known)
+    if "%" in column.head or (not marked and max((n.high for n in known), default=0.0) > 3):
+        return column
+    return replace(
+        column,
+        numbers=[
+            Number(f"{n.text} (of 1)", 100 * n.low, 100 * n.high)
+            if n and "%" not in n.text and n.high <= 3
+            else n
+            for n in column.numbers
+        ],
+    )
 
 
 def _meet(claim: Number, reading: Number) -> bool:
     """Whether a reading could be written as the claim, rounded or cut."""
     high = claim.high + (claim.high - claim.low) / 2
     return claim.low * (1 - 1e-9) <= reading.high and reading.low <= high * (1 + 1e-9)
+
+
+def _low(one: Number | None) -> float:
+    return one.low if one else 0.0
 
 
 def _middle(one: Number | None) -> float:

@@ -106,7 +106,7 @@ def test_the_fastest_serial_run_of_the_same_problem_is_the_base() -> None:
     one = runs_of({1: [125.0, 126, 124]}, "single", strategy="single")
     two = at(scaling(pd.concat([ddp, one]), NONE), 2)
     assert (two["speed_up"], two["efficiency"]) == (1.52, 0.76)
-    assert two["baseline"] == "single at 1 rank: the fastest serial run of the study"
+    assert two["baseline"] == "single at 1 rank: the serial run of the study"
     for unlike in ({"precision": "bf16"}, {"global_batch_size": 64}, {"scaling": "weak"}):
         assert at(scaling(pd.concat([ddp, one.assign(**unlike)]), NONE), 2)["speed_up"] == 1.9
     near = runs_of({1: [100.5, 101.5, 99.5]}, "single", strategy="single")  # may be chance

@@ -145,7 +145,11 @@ def cause_of(results: Results, size: Size) -> str:
     if abs(gap) <= max(half, _MIN_TOLERANCE, _TOLERANCE * total):
         return _because(lost, known, different)
     if gap < 0:
-        return _outside(different, "; its breakdown shows more loss than the clock: measure again")
+        words = " and ".join(_named(lost, known))
+        text = (
+            f"; its profiled steps show {lost.explained:.0%}, as {words}: profile more (--why 20)"
+        )
+        return _outside(different, text)
     largest = _named(lost, total)
     part = f"{' and '.join(largest)}, but " if largest else ""
     outside = f"; {part}{gap / total:.0%} of the loss is outside of what was measured"
@@ -188,7 +192,13 @@ def _losses(results: Results, size: Size, first: Size) -> Losses | None:
 def _of_breakdown(one: SizeBreakdown) -> Losses:
     own, base, times = one.own, one.base, one.step.times
     wait = (times.busy_max_s - times.useful_max_s) / times.iteration_s
-    uneven, grown = 1 / own.load_balance - 1, base.computation / own.computation - 1
+    # The ranks besides the slowest, so that its time is not in what all ranks compute.
+    ranks, slowest = one.step.ranks, times.useful_max_s
+    others = (ranks * times.useful_s - slowest) / (ranks - 1) if ranks > 1 else slowest
+    others = min(others or slowest, slowest)
+    uneven = slowest / others
+    computation = own.computation * times.useful_s / others
+    grown = base.computation / computation - 1
     rank, host = one.late
     late = "the slowest rank" if rank is None else f"rank {rank}"
     late += f" on {host}" if host else ""
@@ -196,10 +206,11 @@ def _of_breakdown(one: SizeBreakdown) -> Losses:
         "communication": f"exposed communication takes {1 - own.communication:.0%} of the step",
         "random_balance": f"ranks slow in turn take {1 - own.random_balance:.0%} of the step",
         "data_wait": f"waiting for data takes {wait:.0%} of the step",
-        "load_balance": f"{late} computes {uneven:.0%} longer than the mean",
+        "load_balance": f"{late} computes {uneven - 1:.0%} longer than the others",
         "computation": f"computing a sample takes {grown:.0%} more rank-seconds",
     }
-    factors = {k: (getattr(own, k) / getattr(base, k), text) for k, text in words.items()}
+    shares = vars(own) | {"load_balance": base.load_balance / uneven, "computation": computation}
+    factors = {k: (shares[k] / getattr(base, k), text) for k, text in words.items()}
     return Losses(one.first, factors)
 
 

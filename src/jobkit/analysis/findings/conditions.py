@@ -24,6 +24,7 @@ from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.scaling.spread import tail
 from jobkit.analysis.tables.frames import Row, records
 from jobkit.analysis.tables.text import counted, counted_ranks, say_accuracy
+from jobkit.outcome.state import UNDER_WAY
 
 BUSY = 0.5  # share of the time below which GPUs that compute no more are limited by the host
 _WAITING = 0.2  # share of the time that every size waits for data
@@ -126,9 +127,17 @@ def _failed(results: Results, series: str | None, unit: str) -> list[Caveat]:
     worst = max(bad, key=lambda s: (len(s.not_ok) / s.runs_planned, s.world_size or 0))
     of = f" with {worst.series}" if series is None else ""
     count = f"{len(worst.not_ok)} of {worst.runs_planned} runs"
-    why = reason_of(results, worst)
-    verb = f"are {why}" if why == worst.not_ok[0] else f"failed ({why})"
+    verb = outcome_of(results, worst)
+    verb = verb if verb.startswith("failed") else f"are {verb}"
     return [Caveat(f"on {where(worst, unit)}{of} {count} {verb}")]
+
+
+def outcome_of(results: Results, size: Size) -> str:
+    """What became of the runs of a size that are not ok: missing, or failed with a reason."""
+    if all(status in UNDER_WAY for status in size.not_ok):
+        return "not finished"
+    status, reason = size.not_ok[0], reason_of(results, size)
+    return status if reason == status else f"failed ({reason})"
 
 
 def reason_of(results: Results, size: Size) -> str:
@@ -136,7 +145,7 @@ def reason_of(results: Results, size: Size) -> str:
     runs, same = results.runs, results.runs["series"] == size.series
     for name in ("world_size", "nodes"):
         same &= (runs[name] == getattr(size, name)).fillna(False)
-    bad = runs[same & (runs["status"] != "ok")]
+    bad = runs[same & ~runs["status"].isin(["ok", *UNDER_WAY])]
     reasons = bad["reason"].fillna(bad["status"]) if "reason" in bad else bad["status"]
     text = str(reasons.mode().iloc[0]) if len(reasons) else size.not_ok[0]
     text = re.sub(r"^(rank \d+: )?([\w.]*(Error|Exception): )?", "", text).split(". ")[0].strip()
@@ -402,7 +411,8 @@ def _few(results: Results, compared: Sequence[Size], unit: str) -> list[Caveat]:
             else (f"the base, {where(base, unit)}, is one run: repeat it")
         )
         lines.append(Caveat(text))
-    top = max(compared, key=lambda s: s.efficiency or 0, default=None)
+    several = [s for s in compared if (s.devices or 0) > 1]
+    top = max(several, key=lambda s: s.efficiency or 0, default=None)
     if top and base and (top.efficiency or 0) > _ABOVE_IDEAL:
         text = f"{top.efficiency:.0%} on {where(top, unit)} is above ideal: repeat the base, "
         lines.append(Caveat(f"{text}{where(base, unit)}"))

@@ -10,8 +10,15 @@ from statistics import median
 
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.findings.causes import base_of, cause_of
-from jobkit.analysis.findings.conditions import Caveat, caveats, reason_of, where
-from jobkit.analysis.scaling.scaling import FASTER, comparable_at, may_be_equal, spread_of
+from jobkit.analysis.findings.conditions import Caveat, caveats, outcome_of, reason_of, where
+from jobkit.analysis.scaling.scaling import (
+    FASTER,
+    comparable_at,
+    is_single,
+    may_be_equal,
+    spread_of,
+    surely_faster,
+)
 from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.text import counted, rounded, say_accuracy
 
@@ -20,6 +27,7 @@ MAX_WORDS = 100
 _MIN_CAVEATS = 2  # that stand in the first line however long the others are
 _SHOWN = 3  # series
 _POINTS, _LOSS = 0.005, 0.01
+_SHORT_S = 0.001  # below it, what an epoch costs is no help
 
 
 def verdict(results: Results, unit: str, least: float = LEAST) -> list[str]:
@@ -33,7 +41,7 @@ def verdict(results: Results, unit: str, least: float = LEAST) -> list[str]:
     firsts = [
         _request(results, [s for s in measured if _kind(s) == kind], unit, least) for kind in kinds
     ]
-    start = [*_fastest(results, measured, unit), *_limits(results, measured, unit, least)]
+    start = [*_fastest(results, measured, unit, least), *_limits(results, measured, unit, least)]
     told = any(c.text.startswith("accuracy falls") for _, doubts in firsts for c in doubts)
     for memory in (_memory(results, unit), ""):  # which has a figure: the first to go
         others = [*start, *_learning(results, unit, told, memory), _runs(results, unit)]
@@ -89,7 +97,11 @@ def size_to_request(sizes: Sequence[Size], least: float) -> Size | None:
         found += sound[-1:] or ([line[0]] if line[0].is_base else [])
     compared = [s for s in sizes if s.efficiency is not None]
     found = [size for size in found if not any(_is_faster(other, size) for other in compared)]
-    return max(found, key=lambda s: s.throughput or 0, default=None)
+    best = max(found, key=lambda s: s.throughput or 0, default=None)
+    if best is None or best.devices != 1:
+        return best
+    pool = spread_of(sizes)
+    return next((s for s in found if is_single(s) and not surely_faster(best, s, pool)), best)
 
 
 def _is_faster(other: Size, size: Size) -> bool:
@@ -99,7 +111,7 @@ def _is_faster(other: Size, size: Size) -> bool:
         return False
     low, high = other.throughput_low, size.throughput_high
     if low is None or high is None:
-        low, high = other.throughput, size.throughput
+        low, high = other.throughput, FASTER * (size.throughput or 0)
     return (low or 0) > (high or 0)
 
 
@@ -123,27 +135,32 @@ def _request(
         if notes and all(s.efficiency is None for s in sizes):
             return f"Nothing can be requested: {notes[0]}", doubts
         names = list(dict.fromkeys(s.series for s in sizes))
-        text = f"No size to request: {_list(names)} was measured at one size only"
-        return text if len(
-            sizes
-        ) == 1 else "No size to request: no larger size is efficient", doubts
+        was = f"{_list(names)} {'were' if len(names) > 1 else 'was'} measured at one size only"
+        one = len({s.place[1:] for s in sizes}) == 1
+        return f"No size to request: {was if one else 'no larger size is efficient'}", doubts
     text = f"Request {where(size, unit)} with {size.series}"
     base = base_of(results, size)
     if base is None or size is base:
-        larger = [s for s in sizes if s.base_series == size.series and not s.is_base]
+        of_base = [s for s in sizes if s.base_series == size.series and not s.is_base]
+        larger = [
+            s
+            for s in of_base
+            if (s.devices or 0) > (size.devices or 0) and (s.efficiency or 0) < least
+        ]
         after = min(larger, key=lambda s: (s.devices or 0, -(s.efficiency or 0)), default=None)
         if after is None:
             return text, doubts
-        verb = "has" if after.devices == 1 else "have"
-        verb = "may have" if _unsure(after, least, doubts) else verb
+        verb = "may have" if _unsure(after, least, doubts) else "have"
         named = f" with {after.series}" if after.series != size.series else ""
         text += f": {where(after, unit)}{named} {verb} less than {least:.0%} parallel efficiency"
+        if (after.devices or 0) > 2 * (size.devices or 0):
+            text += f"; nothing between {size.devices} and {after.devices} was measured"
         return text, doubts
     over = (
         where(base, unit) if base.series == size.series else f"{base.series} on {where(base, unit)}"
     )
-    text += f": {size.speed_up:.3g} times {over}, parallel efficiency {_share(size)}"
-    if size.mean_time_s is not None:
+    text += f": {size.speed_up:.3g} times {over}, parallel efficiency {_share(size, least)}"
+    if size.mean_time_s is not None and size.mean_time_s >= _SHORT_S:
         text += (
             f", {size.mean_time_s:.3g} s and {size.node_hours:.2g} node-hours per {size.time_of}"
         )
@@ -154,13 +171,19 @@ def _request(
     return text, doubts
 
 
-def _share(size: Size) -> str:
+def _percent(efficiency: float | None, least: float) -> str:
+    """An efficiency in per cent, with a decimal where it would be rounded to the threshold."""
+    value = efficiency or 0.0
+    return f"{value:.1%}" if abs(value - least) < 0.005 and value != least else f"{value:.0%}"
+
+
+def _share(size: Size, least: float) -> str:
     """The efficiency with its interval and the interval's confidence."""
     ends = size.interval("efficiency")
-    text = f"{size.efficiency:.0%}"
+    text = _percent(size.efficiency, least)
     if ends is None or ends[0] == ends[1]:
         return text
-    low, high = (f"{100 * end:.0f}" for end in ends)
+    low, high = (_percent(end, least).removesuffix("%") for end in ends)
     return f"{text} [{low}, {high} at {size.confidence_share:.0%}]"
 
 
@@ -170,7 +193,7 @@ def _unsure(size: Size, least: float, doubts: Sequence[Caveat]) -> bool:
     return ends is None or ends[0] <= least <= ends[1] or any(c.doubts for c in doubts)
 
 
-def _fastest(results: Results, measured: Sequence[Size], unit: str) -> list[str]:
+def _fastest(results: Results, measured: Sequence[Size], unit: str, least: float) -> list[str]:
     """The fastest size of each kind, and the series that may be as fast on as many GPUs."""
     pool, parts = spread_of(results.sizes), []
     kinds = list(dict.fromkeys(map(_kind, measured)))
@@ -181,7 +204,7 @@ def _fastest(results: Results, measured: Sequence[Size], unit: str) -> list[str]
         text = f"{best.series} on {_short(best, unit)}, {rounded(best.throughput or 0)} "
         text += best.throughput_unit
         if best.efficiency is not None and not best.is_base:
-            text += f" at {best.efficiency:.0%} efficiency"
+            text += f" at {_percent(best.efficiency, least)} efficiency"
         text += _of_few(best)
         same = [s for s in sizes if comparable_at(s) == comparable_at(best) and s is not best]
         smaller = [
@@ -214,10 +237,11 @@ def _limits(results: Results, measured: Sequence[Size], unit: str, least: float)
     falls, holds = list[Size](), list[Size]()
     for name in dict.fromkeys(s.series for s in measured):
         line = [s for s in fewest_nodes(measured, name) if s.efficiency is not None]
+        line = [s for s in line if (s.devices or 0) > 1]  # one is compared, and does not scale
         below = next((s for s in line if (s.efficiency or 0) < least), None)
         if below is not None:
             falls.append(below)
-        elif len(line) > 1 or (line and not line[0].is_base):
+        elif line and not line[-1].is_base:
             holds.append(line[-1])
     if not falls and not holds:
         return []
@@ -227,14 +251,16 @@ def _limits(results: Results, measured: Sequence[Size], unit: str, least: float)
     own = next((s for s in shown if request and s.series == request.series), shown[0])
     unsure = _unsure(own, least, doubts)
     several = len({s.series for s in measured}) > 1
-    texts = [_short(own, unit)]
-    texts[0] += f" ({own.series}: {own.efficiency:.0%})" if several else ""
-    others: dict[str, list[str]] = {}
+    others: dict[int | None, list[str]] = {own.devices: []}
     for size in shown:
         if size is not own:
-            others.setdefault(str(size.devices), []).append(size.series)
-    texts += [f"{count} ({', '.join(names[:_SHOWN])})" for count, names in others.items()]
-    value = "" if several else f": {_share(own)}"
+            others.setdefault(size.devices, []).append(size.series)
+    same = others.pop(own.devices)
+    also = f"; also {_list(same)}" if same else ""
+    texts = [_short(own, unit)]
+    texts[0] += f" ({own.series}: {_percent(own.efficiency, least)}{also})" if several else ""
+    texts += [f"{count} ({_list(names)})" for count, names in others.items()]
+    value = "" if several else f": {_share(own, least)}"
     text = f"{_list(texts)}{value}{_of_few(own)}"
     if not falls:
         verb = "seems to stay" if unsure else "stays"
@@ -348,13 +374,7 @@ def _runs(results: Results, unit: str) -> str:
     parts = []
     for size in bad[:2]:
         count = f"{len(size.not_ok)} of {size.runs_planned}"
-        parts.append(f"{size.series} on {_short(size, unit)}: {count} {_verb(results, size)}")
+        parts.append(f"{size.series} on {_short(size, unit)}: {count} {outcome_of(results, size)}")
     if len(bad) > 2:
         parts.append(f"{counted(len(bad) - 2, 'more size')} with failures")
     return f"{ok} of {total} runs ok; {'; '.join(parts)}."
-
-
-def _verb(results: Results, size: Size) -> str:
-    """What became of the runs that are not ok: missing, or failed with a reason."""
-    status, reason = size.not_ok[0], reason_of(results, size)
-    return status if reason == status else f"failed ({reason})"

@@ -20,9 +20,8 @@ from jobkit.analysis.collect.results import Results
 from jobkit.analysis.figures.draw import FIGURES
 from jobkit.analysis.figures.style import shared_settings, unit
 from jobkit.analysis.findings.causes import efficiency_table, size_breakdowns
-from jobkit.analysis.findings.conditions import caveats
 from jobkit.analysis.findings.forecast import Forecast
-from jobkit.analysis.findings.verdict import LEAST, request_of, verdict
+from jobkit.analysis.findings.verdict import LEAST, verdict
 from jobkit.analysis.report.tables import (
     forecast_rows,
     proposal_table,
@@ -81,7 +80,7 @@ def write_report(
     cannot be written.
     """
     paths, of = results.output, unit(results)
-    proposal = proposal_table(results, of)
+    proposal = proposal_table(results, of, least)
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -89,8 +88,7 @@ def write_report(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found = caveats(results, of, request_of(results, least))
-    care = [f"{c.text[0].upper()}{c.text[1:]}." for c in found] + results.warnings()
+    care = results.warnings()  # the caveats are notes of the table
     if divided := thread_lines(results):
         care.append("; ".join(line.strip() for line in divided))
     texts = results.runs["warnings_text"].dropna().str.split(" | ", regex=False).explode()

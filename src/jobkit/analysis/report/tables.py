@@ -11,7 +11,7 @@ import pandas as pd
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.findings.conditions import caveats
 from jobkit.analysis.findings.forecast import SOURCES, Forecast, forecast_table
-from jobkit.analysis.findings.verdict import request_of
+from jobkit.analysis.findings.verdict import LEAST, request_of
 from jobkit.analysis.scaling.scaling import OWN_BASE, SERIAL_BASE
 from jobkit.analysis.scaling.sizes import EPOCH, IMAGES, Size
 from jobkit.analysis.tables.frames import records
@@ -40,7 +40,7 @@ def time_per(sizes: Sequence[Size]) -> str:
     return f"per {names[0]}" if len(names) == 1 else "per amount of work"
 
 
-def proposal_table(results: Results, unit: str) -> TextTable:
+def proposal_table(results: Results, unit: str, least: float = LEAST) -> TextTable:
     """The scaling of a study, a row for each series and size, with its base and its caveats.
 
     unit: GPUs, or processes (ranks). What is the same in all rows is a note, so that the table fits
@@ -74,7 +74,7 @@ def proposal_table(results: Results, unit: str) -> TextTable:
     kind = f"{scalings.pop() or 'Strong or weak'} scaling" if len(scalings) == 1 else ""
     rows = [list(row) for row in zip(*(cells for _, cells in shown), strict=True)]
     heads = [head for head, _ in shown]
-    return TextTable(heads, rows, words, notes(results, unit, kind))
+    return TextTable(heads, rows, words, notes(results, unit, kind, least))
 
 
 def _na(value: Any) -> Any:
@@ -106,7 +106,7 @@ def _energy_columns(sizes: Sequence[Size], per: str, goal: str) -> list[tuple[st
     return [(head, [say(_na(getattr(s, k)), "{:.3g}") for s in sizes]) for k, head in heads.items()]
 
 
-def notes(results: Results, unit: str, kind: str = "") -> list[str]:
+def notes(results: Results, unit: str, kind: str = "", least: float = LEAST) -> list[str]:
     """The table's notes: the base, the intervals, what the costs leave out, and all caveats."""
     sizes = results.sizes
     rules = [OWN_BASE] * any(s.is_base for s in sizes)
@@ -128,7 +128,7 @@ def notes(results: Results, unit: str, kind: str = "") -> list[str]:
             "Hours and the time to an accuracy are means, of the training alone: "
             f"{_beside(results) or 'evaluation, checkpoints and start-up come on top'}."
         )
-    found = caveats(results, unit, request_of(results)) or []
+    found = caveats(results, unit, request_of(results, least))
     return lines + [f"{c.text[0].upper()}{c.text[1:]}." for c in found]
 
 

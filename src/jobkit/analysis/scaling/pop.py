@@ -129,7 +129,7 @@ def efficiencies(own: Step, base: Step) -> Efficiencies:
     """The factors of a size; base: the smallest measured size of its series."""
     times, random = own.times, own.times.random_imbalance_s
     return Efficiencies(
-        load_balance=times.useful_s / times.useful_max_s,
+        load_balance=min(times.useful_s / times.useful_max_s, 1.0),  # of two clocks
         random_balance=times.useful_max_s / (times.useful_max_s + random),
         data_wait=(times.useful_max_s + random) / (times.busy_max_s + random),
         communication=(times.busy_max_s + random) / times.iteration_s,
