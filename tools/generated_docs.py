@@ -106,6 +106,8 @@ def csv(table: str) -> str:
         elif known[column] != table:
             file = known[column]
             elsewhere[f"as in [{file}.csv](#{file}csv)"] += [name, *ends]
+        elif meaning.startswith("version of "):
+            elsewhere["versions; empty where there is none"].append(name)
         else:
             lines.append(f"- {code([name, *ends])}: {meaning}")
     lines += [f"- {code(names)}: {where}" for where, names in elsewhere.items()]
