@@ -141,11 +141,18 @@ def run(args: argparse.Namespace, program: Training | Command, faults: Sequence[
     study, console = StudyPaths.named(args.name), Console(highlight=False, markup=False)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, width=100)
-    check_folder(study)
+    if study.plan.exists():
+        raise UsageError(f"--name {study.folder.name}: is a study; choose another")
+    ours = {*FAULTS, REFERENCE, study.drill.name}
+    names = sorted(p.name for p in study.folder.iterdir()) if study.folder.exists() else []
+    if strange := [name for name in names if name not in ours]:
+        raise UsageError(f"{study.folder} holds other files ({strange[0]}); choose a --name")
     with interruptible() as halted, place_of(args, console) as place:
         drill = Drill(place, study, program, args.patience, console, halted)
         drill.check(faults)  # before what an earlier drill left is removed
-        clear(study)
+        if study.folder.exists():
+            shutil.rmtree(study.folder)
+        study.folder.mkdir(parents=True)
         rows = drill.run(faults)
     write_csv(rows, study.drill)
     show(rows, console)
@@ -157,24 +164,6 @@ def run(args: argparse.Namespace, program: Training | Command, faults: Sequence[
     if halted.is_set():
         return Exit.INTERRUPTED
     return Exit.THRESHOLD if bad else Exit.OK
-
-
-def check_folder(study: StudyPaths) -> None:
-    """Raise UsageError for a folder that is a study's or has other files than a drill's."""
-    if study.plan.exists():
-        raise UsageError(f"--name {study.folder.name}: is a study; choose another")
-    ours = {*FAULTS, REFERENCE, study.drill.name}
-    if study.folder.exists():
-        strange = sorted(p.name for p in study.folder.iterdir() if p.name not in ours)
-        if strange:
-            raise UsageError(f"{study.folder} holds other files ({strange[0]}); choose a --name")
-
-
-def clear(study: StudyPaths) -> None:
-    """Empty the drill's folder."""
-    if study.folder.exists():
-        shutil.rmtree(study.folder)
-    study.folder.mkdir(parents=True)
 
 
 @contextlib.contextmanager

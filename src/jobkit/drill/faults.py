@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 TIME_LIMIT_MIN = 2  # with one, Slurm's shortest, a loaded machine does not reach the injection
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class FaultCase:
     """One fault: how it is injected, what it needs, and the expected status."""
 
@@ -37,57 +37,25 @@ class FaultCase:
     action: str = ""  # from outside, once the rank pauses: FaultRun.inject
 
 
-_FAILED = ("failed",)
-FAULTS: dict[str, FaultCase] = {
-    fault.name: fault
-    for fault in (
-        FaultCase(name="kill", text="a rank is killed (SIGKILL)", first=_FAILED, kind="kill"),
-        FaultCase(name="raise", text="a rank raises an exception", first=_FAILED, kind="raise"),
-        FaultCase(
-            name="hang",
-            text="a rank hangs; --timeout-s 60",
-            first=_FAILED,
-            kind="hang",
-            settings={"timeout_s": 60.0},  # of a collective that a rank does not join
-        ),
-        FaultCase(
-            name="warning",
-            text="USR2, the warning signal before a time limit",
-            first=("preempted",),
-            action="warn",
-        ),
-        FaultCase(
-            name="term",
-            text="SIGTERM to the ranks (on Slurm: to the job step)",
-            first=("preempted",),
-            action="term",
-        ),
-        FaultCase(
-            name="scancel",
-            text="the job is cancelled with scancel",
-            first=("cancelled",),
-            where=("slurm",),
-            action="cancel",
-        ),
-        FaultCase(
-            name="time-limit",
-            text=f"the time limit ({TIME_LIMIT_MIN} minutes) is reached",
-            first=("timeout",),
-            where=("slurm",),
-            options={"time": str(TIME_LIMIT_MIN)},
-            action="limit",
-        ),
-        FaultCase(
-            name="preemption",
-            text="a job of a partition with higher priority preempts the run",
-            first=("preempted",),
-            where=("slurm",),
-            needs="urgent",
-            options={"exclusive": True},
-            action="preempt",
-        ),
-    )
-}
+_FAILED, _PREEMPTED, _SLURM = ("failed",), ("preempted",), ("slurm",)
+_LIMIT = f"the time limit ({TIME_LIMIT_MIN} minutes) is reached"
+_PREEMPTS = "a job of a partition with higher priority preempts the run"
+_CASES = (
+    FaultCase("kill", "a rank is killed (SIGKILL)", _FAILED, kind="kill"),
+    FaultCase("raise", "a rank raises an exception", _FAILED, kind="raise"),
+    FaultCase("hang", "a rank hangs; --timeout-s 60", _FAILED, kind="hang",
+              settings={"timeout_s": 60.0}),  # of a collective that a rank does not join
+    FaultCase("warning", "USR2, the warning signal before a time limit", _PREEMPTED, action="warn"),
+    FaultCase("term", "SIGTERM to the ranks (on Slurm: to the job step)", _PREEMPTED,
+              action="term"),
+    FaultCase("scancel", "the job is cancelled with scancel", ("cancelled",), where=_SLURM,
+              action="cancel"),
+    FaultCase("time-limit", _LIMIT, ("timeout",), where=_SLURM, action="limit",
+              options={"time": str(TIME_LIMIT_MIN)}),
+    FaultCase("preemption", _PREEMPTS, _PREEMPTED, where=_SLURM, needs="urgent", action="preempt",
+              options={"exclusive": True}),
+)  # fmt: skip
+FAULTS = {fault.name: fault for fault in _CASES}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,14 +155,9 @@ def write_csv(rows: Sequence[Row], path: Path) -> None:
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        writer.writerow({k: _cell(v) for k, v in asdict(row).items()})
+        cells = {k: f"{v:.3f}" if isinstance(v, float) else v for k, v in asdict(row).items()}
+        writer.writerow({**cells, "same_parameters": _YES[row.same_parameters]})
     write_whole(path, text.getvalue())
-
-
-def _cell(value: object) -> object:
-    if isinstance(value, bool):
-        return _YES[value]
-    return f"{value:.3f}" if isinstance(value, float) else value
 
 
 def show(rows: Sequence[Row], console: "Console") -> None:
@@ -229,22 +192,17 @@ def _words(row: Row) -> list[str]:
     then = f"{row.final_status}, {row.attempts} attempts" if row.attempts > 1 else row.final_status
     orphans = "unknown" if row.orphans is None else str(row.orphans)
     lost = "" if row.iterations_lost is None else str(row.iterations_lost)
-    times = [_seconds(row.detected_s), _seconds(row.restart_s)]
+    times = ["" if s is None else f"{s:.1f} s" for s in (row.detected_s, row.restart_s)]
     return [row.fault, row.first_status, then, *times, lost, _YES[row.same_parameters], orphans]
-
-
-def _seconds(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f} s"
 
 
 def listing() -> str:
     """Return the list of faults and their needs, one per line."""
     width = max(map(len, FAULTS))
-    lines = [f"  {name:<{width}}  {fault.text}{_asks(name)}" for name, fault in FAULTS.items()]
+    lines = []
+    for name, fault in FAULTS.items():
+        needs = "" if "here" in fault.where else " (needs Slurm)"
+        if fault.needs == "urgent":
+            needs = " (needs --urgent-partition, or a minicluster with --preemption)"
+        lines.append(f"  {name:<{width}}  {fault.text}{needs}")
     return "\n".join(lines)
-
-
-def _asks(name: str) -> str:
-    if FAULTS[name].needs == "urgent":
-        return " (needs --urgent-partition, or a minicluster with --preemption)"
-    return "" if "here" in FAULTS[name].where else " (needs Slurm)"

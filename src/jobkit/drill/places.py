@@ -28,6 +28,7 @@ from jobkit.launch.slurm_options import (
 )
 from jobkit.outcome import slurm_jobs
 from jobkit.paths import REPOSITORY, RunPaths, write_whole
+from jobkit.processes import Children
 from jobkit.spec.runspec import PlannedRun
 
 Size = dict[str, int]  # nodes, and ranks_per_node
@@ -108,25 +109,24 @@ class Started:
 class LocalStart(Started):
     """A run.sh on this machine."""
 
-    process: "subprocess.Popen[bytes]"
+    child: Children  # never polled, as that would end what it leaves behind, which is counted
     paths: RunPaths
     before: int  # attempts that others have begun
 
     def look(self) -> bool:
-        now, ended = time.time(), self.process.poll() is not None
+        now, code = time.time(), self.child.codes()[0]
         for _ in range(len(self.paths.attempt_numbers()) - self.before - len(self.begins)):
             if self.begins:
                 self.ends.append(now)
             self.begins.append(now)
-        if ended and not self.over:
-            self.over, self.end_text = True, f"ended with exit code {self.process.returncode}"
+        if code is not None and not self.over:
+            self.over, self.end_text = True, f"ended with exit code {code}"
             self.ends.append(now)
         return not self.over
 
     def cancel(self) -> None:
-        if self.process.poll() is None:
-            self.process.terminate()
-            self.process.wait()
+        self.child.send(signal.SIGTERM)
+        self.child.processes[0].wait()
 
 
 class LocalPlace:
@@ -141,22 +141,16 @@ class LocalPlace:
     ) -> Started:
         """Start the run; again: run.sh restarts it once."""
         words = local_command(spec, paths.folder, ["--max-restarts", "1"] if again else [])
-        before = len(paths.attempt_numbers())
-        with paths.log.open("ab") as log:
-            process = subprocess.Popen(
-                words,
-                env={**clean_environment(os.environ), "JOBKIT_PYTHON": sys.executable, **env},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is the drill's to answer
-            )
-        return LocalStart(process=process, paths=paths, before=before)
+        before, child = len(paths.attempt_numbers()), Children(grace_s=0.0)
+        environ = {**clean_environment(os.environ), "JOBKIT_PYTHON": sys.executable, **env}
+        with paths.log.open("ab") as log:  # in its own session: Ctrl-C is the drill's to answer
+            child.start(words, environ, output=log)
+        return LocalStart(child=child, paths=paths, before=before)
 
     def warn(self, started: Started) -> None:
         """Send the stop signal to run.sh."""
         assert isinstance(started, LocalStart)
-        started.process.send_signal(signal.SIGUSR2)
+        started.child.send(signal.SIGUSR2)
 
     def terminate_ranks(self, started: Started, mark: str) -> None:
         """Send SIGTERM to the ranks only."""
@@ -206,7 +200,9 @@ class SlurmStart(Started):
         if state == "RUNNING" and len(self.begins) <= int(fields["Restarts"]):
             self.ends += [now] * (len(self.begins) - len(self.ends))
             self.begins.append(now)
-            self.nodes = self.nodes or _expand(fields["NodeList"])
+            if not self.nodes:  # it is a host list such as n[1-3]
+                hosts = slurm(["scontrol", "show", "hostnames", fields["NodeList"]])
+                self.nodes = hosts.stdout.split()
         elif state not in ("", "RUNNING") and len(self.ends) < len(self.begins):
             self.ends.append(now)
         if slurm_jobs.STATUS.get(state, "pending") in ("pending", "running"):
@@ -218,11 +214,6 @@ class SlurmStart(Started):
 
     def cancel(self) -> None:
         slurm(["scancel", self.job_id])
-
-
-def _expand(nodes: str) -> list[str]:
-    """Return the node names in a Slurm host list such as n[1-3]."""
-    return slurm(["scontrol", "show", "hostnames", nodes]).stdout.split()
 
 
 class SlurmPlace:
@@ -326,7 +317,9 @@ class Minicluster:
         except BaseException:
             new.down()
             raise
-        new._point_here()
+        for line in new.call("env").stdout.splitlines():
+            name, _, value = shlex.split(line)[1].partition("=")
+            os.environ[name] = value
         return new
 
     def call(self, *words: str) -> "subprocess.CompletedProcess[str]":
@@ -343,14 +336,8 @@ class Minicluster:
         """Run a command that must succeed. Raises UsageError with what it said."""
         done = self.call(*words)
         if done.returncode:
-            said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-            raise UsageError(" ".join(said) or f"hpc/minicluster {words[0]} failed")
-
-    def _point_here(self) -> None:
-        """Point Slurm's commands of this process at it."""
-        for line in self.call("env").stdout.splitlines():
-            name, _, value = shlex.split(line)[1].partition("=")
-            os.environ[name] = value
+            lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+            raise UsageError(" ".join(lines) or f"hpc/minicluster {words[0]} failed")
 
     def down(self) -> None:
         """Take the cluster down and remove all its files."""

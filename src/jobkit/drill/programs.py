@@ -183,8 +183,8 @@ class Command:
         return max(0, max(before) - then[0] + max(1, before[0]))
 
     def began(self, paths: RunPaths, attempt: int) -> float | None:
-        found = records(paths, attempt, "run_start")
-        return float(found[0]["t"]) if found else None
+        begins = records(paths, attempt, "run_start")
+        return float(begins[0]["t"]) if begins else None
 
     def deviation(self, fault: FaultCase, status: str) -> str:
         return "the attempt went on to its end as if there had been no fault" * (status == "ok")
@@ -201,12 +201,12 @@ def steps_of(paths: RunPaths, attempt: int, log_bytes: int = TAIL_BYTES) -> list
 
 def printed_steps(paths: RunPaths, attempt: int, log_bytes: int = TAIL_BYTES) -> list[int]:
     """The steps of an attempt's `[METRIC] step=N` lines, in the order of the log."""
-    current, kept = None, []
+    current, lines = None, []
     for _, line in read_tail(paths.log, log_bytes).lines:
         if mark := _ATTEMPT.search(line):
             current = int(mark[1])
         elif TAG in line and current in (None, attempt):
-            kept.append(line)
-    text = io.BytesIO("".join(f"{line}\n" for line in kept).encode())
-    found: list[Mapping[str, Any]] = [r for r in scan(text) if isinstance(r, dict)]
-    return [r["step"] for r in found if "v" not in r and type(r.get("step")) is int]
+            lines.append(line)
+    text = io.BytesIO("".join(f"{line}\n" for line in lines).encode())
+    rows: list[Mapping[str, Any]] = [r for r in scan(text) if isinstance(r, dict)]
+    return [r["step"] for r in rows if "v" not in r and type(r.get("step")) is int]

@@ -130,7 +130,8 @@ class FaultRun:
         finally:
             with noting(notes):
                 self._cancel_what_runs()
-            left = self._end_leaked()
+            left = none_left(self.mark, _LINGER_S) if self.place.sees_processes else None
+            end_marked(self.mark)
         return self._judge("; ".join(notes), left)
 
     def run_reference(self) -> Row:
@@ -192,12 +193,6 @@ class FaultRun:
                 started.cancel()
                 started.look()
 
-    def _end_leaked(self) -> int | None:
-        """End leaked processes; return their number, or None if they cannot be observed."""
-        left = none_left(self.mark, _LINGER_S) if self.place.sees_processes else None
-        end_marked(self.mark)
-        return left
-
     # --- the result -----------------------------------------------------------------------------
 
     def _judge(self, note: str, left: int | None) -> Row:
@@ -239,8 +234,8 @@ AT_ONCE = 3  # runs on Slurm; most of their time they wait
 def check_any(whys: Mapping[str, str]) -> None:
     """Raise UsageError where no fault can be injected. whys: by fault why not, or empty."""
     if all(whys.values()):
-        said = "; ".join(f"{name}: {why}" for name, why in whys.items())
-        raise UsageError(f"no fault can be injected here: {said}")
+        reasons = "; ".join(f"{name}: {why}" for name, why in whys.items())
+        raise UsageError(f"no fault can be injected here: {reasons}")
 
 
 def impossible(place: LocalPlace | SlurmPlace, fault: FaultCase) -> str:
@@ -272,8 +267,8 @@ class Drill:
 
     def check(self, faults: Sequence[FaultCase]) -> dict[str, str]:
         """Why each fault cannot be injected here, "" if it can; UsageError where none can."""
-        own = self.program.impossible
-        whys = {fault.name: own(fault) or impossible(self.place, fault) for fault in faults}
+        why = self.program.impossible
+        whys = {fault.name: why(fault) or impossible(self.place, fault) for fault in faults}
         check_any(whys)
         return whys
 
@@ -286,8 +281,8 @@ class Drill:
         for fault in faults:
             try:
                 if not whys[fault.name]:
-                    found = self.program.limited(fault, reference.paths, reference.started.took_s)
-                    todo.append(found)
+                    took_s = reference.started.took_s
+                    todo.append(self.program.limited(fault, reference.paths, took_s))
             except UsageError as error:
                 whys[fault.name] = str(error)
         check_any(whys)

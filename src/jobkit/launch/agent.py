@@ -39,22 +39,22 @@ def first_host(nodes):  # type: ignore[no-untyped-def]
 
 for number in (signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(number, hand_on)
-own, ranks = os.environ, int(sys.argv[1])
-suffix, node = own.get("JOBKIT_INTERFACE_SUFFIX", ""), own["SLURM_NODEID"]
-nodes = own.get("SLURM_STEP_NODELIST") or own["SLURM_JOB_NODELIST"]
-master = own.pop("MASTER_ADDR", "") or first_host(nodes) + suffix
-if not own.get("OMP_NUM_THREADS"):  # torchrun would set 1
-    own["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // ranks))
+env, ranks = os.environ, int(sys.argv[1])
+suffix, node = env.get("JOBKIT_INTERFACE_SUFFIX", ""), env["SLURM_NODEID"]
+nodes = env.get("SLURM_STEP_NODELIST") or env["SLURM_JOB_NODELIST"]
+master = env.pop("MASTER_ADDR", "") or first_host(nodes) + suffix
+if not env.get("OMP_NUM_THREADS"):  # torchrun would set 1
+    env["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // ranks))
 # One node may load torch minutes after another, from a file system that all of them read.
 meet = "is_host={},join_timeout=600,read_timeout=600".format("1" if node == "0" else "0")
-words = ["--nnodes", own.get("SLURM_STEP_NUM_TASKS") or own["SLURM_NTASKS"], "--node-rank", node]
+words = ["--nnodes", env.get("SLURM_STEP_NUM_TASKS") or env["SLURM_NTASKS"], "--node-rank", node]
 words += ["--nproc-per-node", sys.argv[1], "--rdzv-backend", "c10d", "--rdzv-conf", meet]
-words += ["--rdzv-id", own["SLURM_JOB_ID"] + "." + own["JOBKIT_ATTEMPT"]]
-words += ["--rdzv-endpoint", master + ":" + own.pop("MASTER_PORT")]
-words += ["--local-addr", (own.get("SLURMD_NODENAME") or os.uname()[1]) + suffix, "--no-python"]
+words += ["--rdzv-id", env["SLURM_JOB_ID"] + "." + env["JOBKIT_ATTEMPT"]]
+words += ["--rdzv-endpoint", master + ":" + env.pop("MASTER_PORT")]
+words += ["--local-addr", (env.get("SLURMD_NODENAME") or os.uname()[1]) + suffix, "--no-python"]
 for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK"):
-    own.pop(name, None)
-# torchrun reads $$ as $, and $local_rank as a name of its own.
+    env.pop(name, None)
+# torchrun reads $$ as $, and $local_rank as a name of its env.
 sys.argv = ["torchrun", *words, *(word.replace("$", "$$") for word in sys.argv[2:])]
 try:
     runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)

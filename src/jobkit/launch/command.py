@@ -84,11 +84,11 @@ def job_command(
 
     A part does not requeue the job: the process that runs the parts in turn does that.
     """
-    own = ["--site-file", str(paths.site), "--run-dir", str(paths.folder)]
-    own += restart_words(0 if sized else max_restarts)
+    words = ["--site-file", str(paths.site), "--run-dir", str(paths.folder)]
+    words += restart_words(0 if sized else max_restarts)
     if sized:
-        own += ["--nodes", str(spec.nodes), "--ntasks-per-node", str(spec.ranks_per_node)]
-    return ["bash", str(RUN_SH), *own, *run_words(spec, str(paths.folder))]
+        words += ["--nodes", str(spec.nodes), "--ntasks-per-node", str(spec.ranks_per_node)]
+    return ["bash", str(RUN_SH), *words, *run_words(spec, str(paths.folder))]
 
 
 def run_words(spec: PlannedRun, folder: str) -> list[str]:
@@ -163,11 +163,11 @@ class LaunchConfig:
         if self.command and self.training:
             raise UsageError("give a command, or options of jobkit's own training, not both")
         values = {f"--{name.replace('_', '-')}": getattr(self, name) for name in HELP}
-        own = [word for name, v in values.items() if v is not None for word in (name, str(v))]
+        options = [word for name, v in values.items() if v is not None for word in (name, str(v))]
         program = [str(word) for word in self.command]
         if program and program[0].endswith(".py"):
             program = [_python(), *program]
-        return [*own, *map(str, self.training), *(["--", *program] if program else [])]
+        return [*options, *map(str, self.training), *(["--", *program] if program else [])]
 
 
 HELP = {
@@ -228,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.program is None and end + 1 >= len(words):
         raise UsageError("which program? As: jobkit launch train.py --nproc-per-node 2")
     program = [args.program] if args.program else []
-    own: dict[str, Any] = {name: getattr(args, name) for name in HELP}
-    config = LaunchConfig(command=(*program, *args.words, *words[end + 1 :]), **own)
+    options: dict[str, Any] = {name: getattr(args, name) for name in HELP}
+    config = LaunchConfig(command=(*program, *args.words, *words[end + 1 :]), **options)
     os.environ["JOBKIT_PYTHON"] = _python()
     os.execvp("bash", ["bash", str(RUN_SH), *config.words()])

@@ -109,11 +109,11 @@ def add_kubernetes_arguments(parser: ArgumentParser) -> None:
 def kubernetes_options(args: Namespace) -> KubernetesOptions | None:
     """The options, or None without --to. Raises UsageError for a bad value, or one without it."""
     names = [field.name for field in fields(KubernetesOptions)]
-    given = {n: v for n in names if (v := getattr(args, f"k8s_{n}")) is not None}
+    values = {n: v for n in names if (v := getattr(args, f"k8s_{n}")) is not None}
     if args.to:
-        return KubernetesOptions(**given)
-    if given:
-        option = next(iter(given)).replace("_", "-")
+        return KubernetesOptions(**values)
+    if values:
+        option = next(iter(values)).replace("_", "-")
         raise UsageError(f"--{option} is for --to kubernetes: add that, or leave it out")
     return None
 

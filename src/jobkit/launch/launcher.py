@@ -288,15 +288,15 @@ def dry_run(plan: Plan, request: LaunchRequest) -> int:
             command = local_command(plan.runs[run_id], folder, request.local_words())
             print(f"# {run_id}\n{shown(command)}")
     elif prepared.run_ids:
-        _print_scripts(
-            slurm.submission(plan, prepared.run_ids, prepared.site, request), request.collect
-        )
+        _print_scripts(slurm.submission(plan, prepared.run_ids, prepared.site, request))
+        if request.collect:
+            print("# --- and one more job that collects and plots after all of these ---")
     print(f"# {len(prepared.run_ids)} of {counted(len(plan.runs), 'run')} would start; "
           "nothing was written")  # fmt: skip
     return Exit.OK
 
 
-def _print_scripts(wanted: slurm.Submission, collect: bool) -> None:
+def _print_scripts(wanted: slurm.Submission) -> None:
     """Print each batch script, followed by the command of each of its runs."""
     from jobkit.launch.slurm_submit import script
 
@@ -309,5 +309,3 @@ def _print_scripts(wanted: slurm.Submission, collect: bool) -> None:
             spec, whole = wanted.plan.runs[run_id], wanted.whole
             command = job_command(spec, paths, whole, wanted.max_restarts)
             print(f"# {index}: {run_id}: {shown(command)}")
-    if collect:
-        print("# --- and one more job that collects and plots after all of these ---")

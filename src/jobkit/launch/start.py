@@ -165,7 +165,7 @@ def parse(words: Sequence[str]) -> tuple[dict[str, str], list[str], list[str]]:
 
 def check_options(run: Run) -> None:
     """Raise UsageError for options that do not go together."""
-    own, of_both = run.options, r"--(dry-run|check(=.*)?|stop-signal(=.*)?|why(=.*)?)"
+    options, of_both = run.options, r"--(dry-run|check(=.*)?|stop-signal(=.*)?|why(=.*)?)"
     if run.command:
         for before, word in zip(["", *run.training], run.training, strict=False):
             if before not in ("--stop-signal", "--why") and not re.fullmatch(of_both, word):
@@ -174,31 +174,32 @@ def check_options(run: Run) -> None:
                 )
         if not re.fullmatch(r"[0-9]{1,4}", run.why):
             raise UsageError(f"--why {run.why}: must be a whole number of steps, 0 or more")
-    several, missing = "nnodes" in own, {"node-rank", "master-addr"} - set(own)
-    if not run.command and any(name in own for name in OF_A_COMMAND):
-        names = ", ".join(f"--{name}" for name in OF_A_COMMAND[:-1])
-        raise UsageError(f"{names} and --no-auto are of a command, which comes after --")
-    if "comm" in own and run.command:
-        raise UsageError("--comm measures instead of a command: give one of them")
-    if "comm" in own and "preflight" in own:
-        raise UsageError("--comm and --preflight: one after the other, not both")
-    if "work-per-step" in own and "unit" not in own:
-        raise UsageError("--work-per-step needs --unit beside it, as --unit images")
-    if "nodes" in own and "ntasks-per-node" not in own:
-        raise UsageError("--nodes needs --ntasks-per-node beside it")
-    if not several and any(name in own for name in ("node-rank", "master-addr", "master-port")):
-        raise UsageError("--node-rank, --master-addr and --master-port need --nnodes beside them")
-    if several and missing:
-        raise UsageError(f"--nnodes needs --{max(missing)} beside it")
-    if several and run.machine >= int(own["nnodes"]):
-        raise UsageError(f"--node-rank {run.machine}: must be below --nnodes")
-    if several and (run.launcher == "once" or "comm" in own):
-        raise UsageError("--launcher once and --comm start all machines themselves: no --nnodes")
-    if several and run.allocation:
-        raise UsageError("--nnodes is for machines without Slurm: here srun starts all nodes")
-    if not run.allocation and ("nodes" in own or "ntasks-per-node" in own):
-        text = "--nodes and --ntasks-per-node are for an allocation; here say --nproc-per-node"
-        raise UsageError(text)
+    names, several = set(options), "nnodes" in options
+    missing = {"node-rank", "master-addr"} - names
+    machines, of_slurm = {"node-rank", "master-addr", "master-port"}, {"nodes", "ntasks-per-node"}
+    listed = ", ".join(f"--{name}" for name in OF_A_COMMAND[:-1])
+    for is_wrong, text in (
+        (not run.command and names & {*OF_A_COMMAND},
+         f"{listed} and --no-auto are of a command, which comes after --"),
+        ("comm" in names and run.command, "--comm measures instead of a command: give one of them"),
+        ({"comm", "preflight"} <= names, "--comm and --preflight: one after the other, not both"),
+        ("work-per-step" in names and "unit" not in names,
+         "--work-per-step needs --unit beside it, as --unit images"),
+        ("nodes" in names and not of_slurm <= names, "--nodes needs --ntasks-per-node beside it"),
+        (not several and names & machines,
+         "--node-rank, --master-addr and --master-port need --nnodes beside them"),
+        (several and missing, f"--nnodes needs --{max(missing, default='')} beside it"),
+        (several and run.machine >= int(options["nnodes"]),
+         f"--node-rank {run.machine}: must be below --nnodes"),
+        (several and (run.launcher == "once" or "comm" in names),
+         "--launcher once and --comm start all machines themselves: no --nnodes"),
+        (several and run.allocation,
+         "--nnodes is for machines without Slurm: here srun starts all nodes"),
+        (not run.allocation and names & of_slurm,
+         "--nodes and --ntasks-per-node are for an allocation; here say --nproc-per-node"),
+    ):  # fmt: skip
+        if is_wrong:
+            raise UsageError(text)
 
 
 def read_run(argv: Sequence[str]) -> Run:
@@ -247,18 +248,18 @@ def choose_python(run: Run) -> None:
     if run.command or run.inside or run.srun_options:
         return
     root = run.run_sh.parent
-    own, advice = root / ".venv" / "bin" / "python", "run 'make venv' once, then 'source .venv"
-    advice += "/bin/activate'"
+    own_python = root / ".venv" / "bin" / "python"
+    advice = "run 'make venv' once, then 'source .venv/bin/activate'"
     if root.name == "_kit":  # installed by pip
-        own = Path(sys.prefix, "bin", "python")
+        own_python = Path(sys.prefix, "bin", "python")
         pip = "python -m pip install '/path/to/jobkit[payload]'"
         advice = f'run "{pip}", of a checkout or a wheel'
     path = shutil.which(run.python)
     if path and _has_torch(path):
         return
-    if "JOBKIT_PYTHON" not in os.environ and own.exists() and _has_torch(str(own)):
-        say("note", f"no python on PATH that has torch: taking {own}")
-        run.python = str(own)
+    if "JOBKIT_PYTHON" not in os.environ and own_python.exists() and _has_torch(str(own_python)):
+        say("note", f"no python on PATH that has torch: taking {own_python}")
+        run.python = str(own_python)
         return
     what = f"{path} has no torch and torchvision" if path else f"no '{run.python}' on PATH"
     raise UsageError(f"{what}: {advice}")
@@ -351,19 +352,19 @@ def torchrun_here(run: Run, port: int, words: list[str]) -> list[str]:
 
     Its static rendezvous unpickles nothing; c10d's would take what any user of the machine sends.
     """
-    own = run.options
-    seconds = whole_seconds(own.get("start-timeout", "60"))
+    options = run.options
+    seconds = whole_seconds(options.get("start-timeout", "60"))
     # In a folder that all share, machines in different attempts must not meet.
     name = f"jobkit.{run.attempt}" if run.shared else "jobkit"
-    address = own.get("master-addr", "127.0.0.1")
+    address = options.get("master-addr", "127.0.0.1")
     meet = ["--nnodes", str(run.nodes), "--node-rank", str(run.machine)]
     meet += ["--rdzv-backend", "static", "--master-addr", address, "--master-port", str(port)]
     meet += ["--rdzv-id", name, "--rdzv-conf", f"timeout={seconds}"]
-    if "nnodes" not in own:
+    if "nnodes" not in options:
         meet += ["--local-addr", "127.0.0.1"]
     python = _torchrun_python(run) if run.command else run.python
     start = [python, "-m", "torch.distributed.run", *meet, "--nproc-per-node", str(run.ranks)]
-    start += ["--monitor-interval", own.get("monitor-interval", "0.1")]
+    start += ["--monitor-interval", options.get("monitor-interval", "0.1")]
     if not run.command:
         return [*start, "-m", run.module, *words]
     # torchrun reads $$ as $, and $local_rank as a name of its own.
@@ -396,7 +397,7 @@ def command_environment(run: Run, env: dict[str, str]) -> dict[str, str]:
     named = {"JOBKIT_UNIT": "unit", "JOBKIT_WORK_PER_STEP": "work-per-step"}
     for name in (*named, "JOBKIT_AUTO", "JOBKIT_READS_OUTCOME"):
         env.pop(name, None)
-    env |= {name: run.options[own] for name, own in named.items() if own in run.options}
+    env |= {name: run.options[key] for name, key in named.items() if key in run.options}
     env |= {"JOBKIT_RUN_DIR": str(run.folder), "JOBKIT_RUN_ID": run.folder.name}
     env |= {"JOBKIT_STUDY": run.folder.parent.name, "JOBKIT_ATTEMPT": str(run.attempt)}
     env |= {"JOBKIT_WARMUP_STEPS": run.options.get("warmup-steps", "5")}
@@ -413,12 +414,12 @@ def command_environment(run: Run, env: dict[str, str]) -> dict[str, str]:
 
 def place_here(run: Run, env: Mapping[str, str], local_rank: int, port: int) -> dict[str, str]:
     """The environment of a command's rank that this process starts: torchrun's variables."""
-    own = {name: value for name, value in env.items() if name != "PYTHONSAFEPATH"}
-    own["PYTHONPATH"] = own.pop("JOBKIT_PYTHONPATH")  # a script finds the modules beside it
+    rank_env = {name: value for name, value in env.items() if name != "PYTHONSAFEPATH"}
+    rank_env["PYTHONPATH"] = rank_env.pop("JOBKIT_PYTHONPATH")  # a script finds those beside it
     if run.launcher == "once":
-        return own
+        return rank_env
     master = run.options.get("master-addr") or env.get("MASTER_ADDR") or "127.0.0.1"
     places = {"RANK": run.machine * run.ranks + local_rank, "LOCAL_RANK": local_rank}
     places |= {"NODE_RANK": run.machine, "WORLD_SIZE": run.nodes * run.ranks}
     places |= {"LOCAL_WORLD_SIZE": run.ranks, "MASTER_PORT": port}
-    return {**own, "MASTER_ADDR": master, **{name: str(n) for name, n in places.items()}}
+    return {**rank_env, "MASTER_ADDR": master, **{name: str(n) for name, n in places.items()}}

@@ -4,8 +4,7 @@ import argparse
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jobkit.entry import output_is_lost
@@ -53,24 +52,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Show a study's state; 0 whatever the states of its runs are."""
     args = parser().parse_args(argv)
     folder = find_study(args.study, planned=True)
-    if is_of_logs(folder):
-        return _nothing_runs(folder, args.json)
+    if is_of_logs(folder):  # it has a list of logs and no run
+        name = folder.resolve().name
+        text = f"{name}: logs that existed already (collect --logs): nothing runs there"
+        nothing = json.dumps({"study": name, "counts": {}, "runs": []}, indent=1)
+        print(nothing if args.json else one_line(text))
+        return Exit.OK
     looks = States(read_plan(folder))
     looks.look()
     if args.json:
         print(json.dumps(as_json(looks), indent=1))
     else:
         _show(looks, args)
-    return Exit.OK
-
-
-def _nothing_runs(folder: Path, as_object: bool) -> int:
-    """Say that a folder has a list of logs and no run."""
-    name = folder.resolve().name
-    if as_object:
-        print(json.dumps({"study": name, "counts": {}, "runs": []}, indent=1))
-    else:
-        print(one_line(f"{name}: logs that existed already (collect --logs): nothing runs there"))
     return Exit.OK
 
 
@@ -82,7 +75,7 @@ def _show(looks: States, args: argparse.Namespace) -> None:
     from jobkit.launch.view import study_view
 
     console = Console(highlight=False, markup=False)
-    draw = lambda: study_view(looks, rows(looks, to_show(looks)), console)  # noqa: E731
+    draw = lambda: study_view(looks, rows(looks), console)  # noqa: E731
     if not args.watch:
         console.print(draw())
     elif console.is_terminal:
@@ -99,7 +92,7 @@ def _print_changes(looks: States, show: Callable[[], None], interval_s: float) -
     """Show the table whenever the status or the epoch of a run changed: for a pipe or a file."""
     printed = None
     while not output_is_lost():
-        now = [(r["run_id"], r["status"], r["epoch"]) for r in rows(looks, to_show(looks))]
+        now = [(r["run_id"], r["status"], r["epoch"]) for r in rows(looks)]
         if now != printed:
             show()
             printed = now
@@ -109,23 +102,18 @@ def _print_changes(looks: States, show: Callable[[], None], interval_s: float) -
         looks.look()
 
 
-def rows(looks: States, run_ids: Iterable[str]) -> list[dict[str, Any]]:
-    """One row per run: its state, its progress, the time left, and its job on Slurm."""
-    return [looks.row(run_id) for run_id in run_ids]
-
-
 def as_json(looks: States) -> dict[str, Any]:
     """The study's state for a program."""
     counts = Counter(state.status for state in looks.of_runs.values())
-    runs = rows(looks, looks.plan.runs)
+    runs = [looks.row(run_id) for run_id in looks.plan.runs]
     return {"study": looks.plan.study.name, "counts": dict(counts), "runs": runs}
 
 
-def to_show(looks: States) -> list[str]:
-    """The runs of the table: all of them or, of many, those that a person should look at."""
-    if len(looks.plan.runs) <= MAX_SHOWN:
-        return list(looks.plan.runs)
-    order = ("running", *BAD_ENDS, "pending")
-    status = {run_id: looks.of_runs[run_id].status for run_id in looks.plan.runs}
-    listed = [run_id for run_id in status if status[run_id] in order]
-    return sorted(listed, key=lambda run_id: order.index(status[run_id]))[:MAX_SHOWN]
+def rows(looks: States) -> list[dict[str, Any]]:
+    """The rows of the table: all runs or, of many, those that a person should look at."""
+    run_ids, order = list(looks.plan.runs), ("running", *BAD_ENDS, "pending")
+    if len(run_ids) > MAX_SHOWN:
+        status = {run_id: looks.of_runs[run_id].status for run_id in run_ids}
+        listed = [run_id for run_id in run_ids if status[run_id] in order]
+        run_ids = sorted(listed, key=lambda run_id: order.index(status[run_id]))[:MAX_SHOWN]
+    return [looks.row(run_id) for run_id in run_ids]

@@ -24,6 +24,7 @@ from jobkit.files import file_names, read_regular
 from jobkit.launch import start
 from jobkit.launch.start import MAX_RESTARTS, Run, crashed, say
 from jobkit.launch.together import Watch
+from jobkit.outcome import slurm_jobs
 from jobkit.paths import logs_root, read_json, write_json, write_whole
 from jobkit.permissions import check_study, other_writers
 from jobkit.processes import (
@@ -175,8 +176,8 @@ def start_here(
     children = Children(float(grace), not_failed=(0, Exit.AGAIN))
     ranks = 1 if run.launcher == "once" else run.ranks
     for rank in range(ranks):
-        own = start.place_here(run, env, rank, port)
-        children.start(run.command, own, whole_lines=ranks > 1)
+        rank_env = start.place_here(run, env, rank, port)
+        children.start(run.command, rank_env, whole_lines=ranks > 1)
     return children, holder
 
 
@@ -364,10 +365,8 @@ def prepare_allocation(run: Run) -> str:
                 if link.is_symlink():
                     link.unlink()
                 link.symlink_to(f"logs/train-{job_id}.{kind}")  # never over a file of the user's
-    words = ["squeue", "-h", "-j", job_id, "-o", "%A|%h|%V|%j|%Z"]
-    told, shown = {**environ, "TZ": "UTC0", "SLURM_TIME_FORMAT": "standard"}, ""
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        shown = subprocess.run(words, env=told, capture_output=True, text=True, timeout=15).stdout
+    form = ["env", "TZ=UTC0", "SLURM_TIME_FORMAT=standard"]
+    shown = slurm_jobs.output([*form, "squeue", "-h", "-j", job_id, "-o", "%A|%h|%V|%j|%Z"]) or ""
     # Of an array's last element it shows all elements.
     lines = [line.partition("|")[2] for line in shown.splitlines() if line.startswith(f"{job_id}|")]
     # The counter of a node's energy counts what every job there uses: the ranks read it where no
@@ -394,9 +393,9 @@ def note_first(run: Run, shown: str) -> None:
 def check_preflight(run: Run) -> int:
     """Check the allocation on every rank; return 5 where a check fails."""
     env = start.step_environment({**os.environ, "JOBKIT_PREFLIGHT_SECRET": os.urandom(16).hex()})
-    own = [] if run.only else ["--run-dir", str(run.folder)]
+    folder = [] if run.only else ["--run-dir", str(run.folder)]
     words = ["--dataset", "synthetic"] if run.command else run.training  # its data are its own
-    line = start.srun_training(run, env, ["jobkit.checks.preflight.cli", *own, "--", *words])
+    line = start.srun_training(run, env, ["jobkit.checks.preflight.cli", *folder, "--", *words])
     if subprocess.run(line, env=env).returncode == 0:
         return Exit.OK
     say("error", "preflight failed: nothing was trained")

@@ -72,12 +72,11 @@ def _run(folder: Path, command: list[str], signals: Signals) -> tuple[int, bool]
 
 def _environment(folder: Path) -> dict[str, str]:
     folder.mkdir(parents=True, exist_ok=True)
-    own = {"JOBKIT_LAUNCHER": "slurm"}
-    return {"JOBKIT_PYTHON": sys.executable, **os.environ, **own}
+    return {"JOBKIT_PYTHON": sys.executable, **os.environ, "JOBKIT_LAUNCHER": "slurm"}
 
 
 def collect_in_job(command: list[str]) -> int:
     """Run a command with its output in the job's log; return its exit code."""
     # The display of the submitting session must not be used from the job.
-    own = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "WAYLAND_DISPLAY")}
-    return subprocess.run(command, env={**own, "JOBKIT_PYTHON": sys.executable}).returncode
+    env = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "WAYLAND_DISPLAY")}
+    return subprocess.run(command, env={**env, "JOBKIT_PYTHON": sys.executable}).returncode
