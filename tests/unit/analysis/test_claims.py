@@ -54,7 +54,7 @@ def test_a_headline_that_is_better_than_its_table() -> None:
         ("ranks\tsamples/s\tefficiency\n1\t1 000\t100 %\n4\t3 000\t75 %\n8\t4000\t60%", ["4: 60%"]),
         ("ranks,throughput,efficiency\n1,1000,1.0\n4,3000,0.85\n", ["3: 0.85 (of 1)"]),
         ("GPUs,time,efficiency\n1,120,100%\n2,62,97%\n8,18,0.83\n16,12,0.9\n", ["5: 0.9 (of 1)"]),
-        ("GPUs,time,speed-up\n1,0,1\n2,0,2\n0,1,1\n", []),
+        ("GPUs,time,speed-up\n1,10,1\n2,0,2\n4,2.5,4\n", []),
         ("GPU,GPUs,time,speedup\nA100,1,60,1\nA100,4,20,3.0\nA100,8,15,5.0\n", ["4: 5.0x"]),
         ("GPUs,images/s/GPU,efficiency\n1,400,100%\n2,390,97.5%\n4,300,95%\n", ["4: 95%"]),
         ("GPUs,time (s),speed-up\n4,20,3.00\n1,60,1.00\n", []),
