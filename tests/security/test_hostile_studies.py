@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import matplotlib.font_manager  # noqa: F401  its search for fonts is not a command's
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
