@@ -75,6 +75,8 @@ class Comparison:
         text += f" [{low:+.1%}, {high:+.1%} at 95%]"
         if not self.differs:
             what = f"within {100 * self.tolerance:g} %" if self.tolerance else "chance"
+            if max(-low, high) < self.tolerance:
+                return f"{text}: {what}"
             return f"{text}: may be {what} (p = {self.p_value:.2g})"
         way = "slower" if self.difference < 0 else "faster"
         return f"{text}: {way} beyond chance (p = {self.p_value:.2g})"

@@ -285,7 +285,9 @@ def test_single_is_the_base_where_another_serial_run_may_be_faster_by_chance() -
 
 
 def test_an_efficiency_near_the_threshold_has_a_decimal() -> None:
-    page = "\n".join(said({1: [99.7, 100, 100.3], 4: [317.4, 318.4, 319.4]}))
+    results = results_of({"ddp": {1: [99.7, 100, 100.3], 4: [317.4, 318.4, 319.4]}})
+    page = "\n".join(verdict(results, "GPUs"))
+    assert "79.6% [78.9, 80.3]" in proposal_table(results, "GPUs").rows[1]
     assert "at 4 GPUs: 79.6% [79, 80.3 at 95%]" in page and "at 79.6% efficiency" in page
 
 

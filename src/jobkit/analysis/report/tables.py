@@ -58,7 +58,10 @@ def proposal_table(results: Results, unit: str, least: float = LEAST) -> TextTab
     columns.append(("runs ok", [f"{s.runs_ok} of {s.runs_planned}" for s in sizes]))
     columns.append((f"time {per} (s)", [say(_na(s.time_s), "{:.4g}") for s in sizes]))
     columns.append(("speed-up", [_cell(s, "speed_up", "{:.2f}") for s in sizes]))
-    columns.append(("parallel efficiency", [_cell(s, "efficiency", "{:.0%}") for s in sizes]))
+    ends = [x for s in sizes for x in (s.efficiency, s.efficiency_low, s.efficiency_high) if x]
+    near = any(abs(x - least) < 0.005 and x != least for x in ends)  # as the verdict rounds
+    form = "{:.1%}" if near else "{:.0%}"
+    columns.append(("parallel efficiency", [_cell(s, "efficiency", form) for s in sizes]))
     columns.append(("GPU busy", [say(_na(s.gpu_busy), "{:.0%}") for s in sizes]))
     hours = "GPU-hours" if unit == "GPUs" else "process-hours"
     columns.append((f"{hours} {per}", [say(_na(s.gpu_hours), "{:.3g}") for s in sizes]))
