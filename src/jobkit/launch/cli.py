@@ -48,7 +48,7 @@ _TOPICS = {
 }
 # What other launchers call the sizes of a study.
 _SIZES = ["-n", "-np", "-N", "--np", "--nproc", "--nproc-per-node"]
-_SIZES += ["--ntasks", "--nodes", "--ranks"]
+_SIZES += ["--ntasks", "--nodes", "--ranks", "--sizes"]
 EPILOG = """examples:
   python run_benchmarks.py --study demo                  a first look, on any machine
   python run_benchmarks.py --study strong --dry-run      print each command, write nothing

@@ -57,7 +57,8 @@ def check(plan: Plan) -> None:
             raise UsageError(f"{entry.missing(package)}; runs on this machine need it")
     for spec in plan.runs.values():
         if spec.program is not None and shutil.which(spec.program) is None:
-            raise UsageError(f"no command '{spec.program}' on this machine")
+            hint = f": write python {spec.program}" if spec.program.endswith(".py") else ""
+            raise UsageError(f"no command '{spec.program}' on this machine{hint}")
         if spec.nodes > 1:
             raise UsageError(
                 f"{spec.nodes} nodes: this machine is one node; plan it with "

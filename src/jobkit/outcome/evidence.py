@@ -42,6 +42,7 @@ _LINES: tuple[tuple[int, str, str, re.Pattern[str]], ...] = tuple(
         (_KILLED, "failed", "killed", rf"srun: error: .*: tasks? [\d,-]+: {_ENDS_BY_SIGNAL}"),
         (_KILLED, "failed", "killed", r"Signal \d+ \(SIG(?:KILL|SEGV|ABRT|BUS|FPE|ILL)\) received"),
         (_ECHO, "failed", "a task failed", r"srun: error: .*: tasks? [\d,-]+: Exited with exit"),
+        (_MEMORY_TEXT, "failed", "wrong usage", r"^(?:\[?rank ?\d+\]?: )?[\w.-]+\.py: error: "),
         (_LAST_RESORT, "cancelled", "cancelled", r"\*\*\* STEP \S+ ON \S+ CANCELLED AT"),
     )
 )
@@ -204,6 +205,8 @@ def _judge(prefix: str, body: str, shown: str, number: int) -> Sign:
     sign = Sign(_CAUSE, "failed", whose + clean(body), shown, number)
     if _OOM.search(body):
         return replace(sign, status="oom")
+    if re.fullmatch(r"exit code \d+", body):
+        return replace(sign, strength=_KILLED)  # a line of the program says more
     if body.startswith("KeyboardInterrupt") or "SignalException" in body:
         return replace(sign, strength=_LAST_RESORT, status="cancelled")
     if "ChildFailedError" in body or _TRACEBACK in body:

@@ -316,7 +316,8 @@ class Study:
                 together=self.work.get("together", False),
             )
         except UsageError as error:
-            raise UsageError(f"at {nodes * per_node} ranks: {error}") from None
+            ranks = nodes * per_node
+            raise UsageError(f"at {ranks} rank{'s' * (ranks > 1)}: {error}") from None
 
     def _scaling(self, series: Sequence[CommandSpec]) -> str | None:
         """Whether the work of a step stays or grows with the ranks; None: neither, or not said."""
@@ -348,8 +349,8 @@ def size_of(gpus: int | str, per_node: int | None) -> tuple[int, int]:
         return int(match[1]), int(match[2])
     if not re.fullmatch(r"[1-9]\d{0,6}", text):
         hint = ""
-        if re.fullmatch(r"\d+(,\d+)+,?", text):
-            hint = f"; separate sizes by spaces: --gpus {' '.join(filter(None, text.split(',')))}"
+        if re.fullmatch(r"\d+([,-]\d+)+,?", text):
+            hint = f"; separate sizes by spaces: --gpus {' '.join(re.findall('[0-9]+', text))}"
         elif re.match(r"[A-Za-z./]", text):
             hint = "; a command comes after --, as: --gpus 1 2 -- python train.py"
         raise UsageError(

@@ -39,6 +39,8 @@ def test_the_reason_that_lines_give() -> None:
         ((f"\x1b[31m{HEAD}\x1b[0m\r", "  File 'x'\r", "\x1b[1mValueError: boom\x1b[0m\r"),
          "ValueError: boom"),
         (('[METRIC] {"kind":"message","text":"CUDA out of memory"}',), ""),
+        (("usage: t.py [-h]", "t.py: error: unrecognized arguments: --bs 3"),
+         "wrong usage: t.py: error: unrecognized arguments: --bs 3"),
         (("everything is fine", "epoch 3/5: loss 0.1"), ""),
     ]:  # fmt: skip
         assert reason(*lines) == expected
