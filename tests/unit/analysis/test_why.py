@@ -105,6 +105,7 @@ def test_rare_slow_steps_count_as_often_as_they_occur() -> None:
     assert found["iteration_s"] == pytest.approx(29 * MS, abs=0.1 * MS)
     alone = breakdown(records(profiled([10 * MS])), windows)
     assert (alone["host_s"], alone["communication_s"]) == (pytest.approx(15 * MS), 0)
+    assert alone["compute_s"] + alone["host_s"] <= alone["useful_max_s"] <= alone["iteration_s"]
 
 
 def test_waits_for_data_between_the_profiled_steps_are_data() -> None:

@@ -63,19 +63,21 @@ def breakdown(whys: Iterable[Record], windows: Iterable[Record] = ()) -> Row:
         for j in range(len(typical))
     )
     total = iteration + slow_s + more_data_s
+    alone = len(ranks) == 1
+    if alone:  # no other rank can be slow, and what is useful includes it
+        host += slow_s
     longest = busiest = compute + host
     if lasting and late["late_cause"] != "data wait":
         longest = busiest = max(longest, max(useful[rank] for rank in late["ranks"]))
     if lasting and late["late_cause"] == "data wait":
         busiest += max(means[rank][3] for rank in late["ranks"]) - data
     busiest = min(busiest + data + more_data_s, total)
-    alone = len(ranks) == 1
     row: Row = {
         "compute_s": compute,
         "communication_s": communication + (0.0 if alone else slow_s),
         "waiting_s": waiting + (0.0 if alone else slow_s),
         "data_wait_s": data + more_data_s,
-        "host_s": host + (slow_s if alone else 0.0),
+        "host_s": host,
         "idle_s": host + data + more_data_s if next(iter(ranks.values())).gpu else None,
         "iteration_s": total,
         "last_rank_wait_s": max(0.0, iteration - wall),
