@@ -336,22 +336,27 @@ class Foreground:
 
     def _print_rates(self) -> None:
         """Print the fastest and the slowest run, and which runs were copies of one program."""
-        rates = [(at.rate, r, at.unit) for r, at in self.progress.items() if at.rate is not None]
-        rates = [row for row in rates if self.states[row[1]].status == "ok"]
+        plan = self.launch.plan
+        ok = [r for r in plan.runs if r in self.states and self.states[r].status == "ok"]
+        copies = [
+            run_id
+            for run_id in ok
+            if plan.runs[run_id].world_size > 1
+            and (read_job(plan.paths.run(run_id)) or {}).get("ranks_together") == "none"
+        ]
+        rates = [
+            (at.rate, run_id, at.unit)
+            for run_id, at in self.progress.items()
+            if at.rate is not None and run_id in ok and not copies
+        ]
         if len(rates) > 1 and len({unit for _, _, unit in rates}) == 1:
             (high, best, unit), (low, worst, _) = max(rates), min(rates)
             self._print(f"fastest: {best}, {high:,.0f} {unit}/s; slowest: {worst}, {low:,.0f}")
-        plan = self.launch.plan
-        copies = [
-            run_id
-            for run_id, spec in plan.runs.items()
-            if spec.world_size > 1
-            and (read_job(plan.paths.run(run_id)) or {}).get("ranks_together") == "none"
-        ]
         if copies:
             self._print(
                 f"copies: nothing shows that the ranks of {counted(len(copies), 'run')} worked "
-                "together: their rates are no speed-up",
+                "together: their rates are no speed-up. Start the program as one "
+                "(--launcher torchrun, or once with mpirun), or state --together",
                 "yellow",
             )
 
