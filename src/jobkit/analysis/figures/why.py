@@ -96,7 +96,8 @@ def _draw(
             part = factor * seconds
             axes.bar(x, part, 0.74, foot, color=colour, ec="white", lw=0.6)
             if part >= _MIN_LABEL * height and len(bars) <= 12:
-                text = f"{part:.2g}" if total else f"{100 * part:.0f}"
+                digits = ".0f" if part >= 10 else ".2g"
+                text = f"{part:{digits}}" if total else f"{100 * part:.0f}"
                 place = (x, foot + part / 2)
                 axes.annotate(text, place, ha="center", va="center", color=ink, fontsize=8)
             foot += part
