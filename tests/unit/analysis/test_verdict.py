@@ -349,6 +349,10 @@ def test_a_series_that_is_not_compared_keeps_no_other_from_being_requested() -> 
     assert both[1].startswith("Fastest: b on 2 GPUs")
     alone = verdict(results_from(frame(rows[:4], RESULTS)), "GPUs")
     assert alone[0].startswith("Nothing can be requested: not compared: precision differs")
+    at = {1: None, 2: "none"}
+    copied = [row | {"ranks_together": at[row["world_size"]]} for row in rows[4:]]
+    lines = verdict(results_from(frame(copied, RESULTS)), "GPUs")
+    assert any(line.startswith("Fastest: b on 1 GPU,") for line in lines)
 
 
 def test_what_may_be_as_fast_is_named() -> None:

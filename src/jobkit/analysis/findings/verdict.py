@@ -196,6 +196,8 @@ def _unsure(size: Size, least: float, doubts: Sequence[Caveat]) -> bool:
 def _fastest(results: Results, measured: Sequence[Size], unit: str, least: float) -> list[str]:
     """The fastest size of each kind, and the series that may be as fast on as many GPUs."""
     pool, parts = spread_of(results.sizes), []
+    together = [[results.rows[run].get("ranks_together") for run in s.ok_runs] for s in measured]
+    measured = [s for s, seen in zip(measured, together, strict=True) if "none" not in seen]
     kinds = list(dict.fromkeys(map(_kind, measured)))
     for kind in kinds:
         sizes = [s for s in measured if _kind(s) == kind]
@@ -217,7 +219,7 @@ def _fastest(results: Results, measured: Sequence[Size], unit: str, least: float
         text += f"; {_list(equal)} may be as fast" if equal else ""
         title = f"{kind[0] or kind[1]}: " if len(kinds) > 1 else ""
         parts.append(f"{title}{text}")
-    return [f"Fastest: {'. '.join(parts)}."]
+    return [f"Fastest: {'. '.join(parts)}."] if parts else []
 
 
 def _of_few(size: Size) -> str:
