@@ -108,13 +108,13 @@ def belongs(environ: set[bytes], layout: Layout) -> bool:
 def find_all(layout: Layout) -> list[Process]:
     """Every process of this cluster, with all their descendants, but not ourselves."""
     parents = _parents()
-    found = {pid for pid in parents if belongs(_environ(pid), layout) or _writes_log(pid, layout)}
-    found = _with_descendants(found, parents)
+    pids = {pid for pid in parents if belongs(_environ(pid), layout) or _writes_log(pid, layout)}
+    pids = _with_descendants(pids, parents)
     ourselves = os.getpid()
     while ourselves in parents:  # `down` may have been typed inside a job
-        found.discard(ourselves)
+        pids.discard(ourselves)
         ourselves = parents[ourselves]
-    return _named(found)
+    return _named(pids)
 
 
 def find_on_node(layout: Layout, node: str) -> list[Process]:
@@ -127,13 +127,13 @@ def find_on_node(layout: Layout, node: str) -> list[Process]:
     return _named(daemons) + _named(jobs)
 
 
-def _with_descendants(found: set[int], parents: dict[int, int]) -> set[int]:
+def _with_descendants(pids: set[int], parents: dict[int, int]) -> set[int]:
     grown = True
     while grown:
-        more = {pid for pid, parent in parents.items() if parent in found} - found
-        found = found | more
+        more = {pid for pid, parent in parents.items() if parent in pids} - pids
+        pids = pids | more
         grown = bool(more)
-    return found
+    return pids
 
 
 def _named(pids: set[int]) -> list[Process]:

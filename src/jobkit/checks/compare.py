@@ -23,41 +23,41 @@ _PARTS = ("model.", "optim.")
 
 def newest_tensors(run: Path) -> dict[str, Tensor]:
     """Parameters and optimizer state of a run's newest checkpoint, by name. Raises Corrupt."""
-    found = found_in(RunPaths(run).checkpoints)
-    if not found:
+    checkpoints = found_in(RunPaths(run).checkpoints)
+    if not checkpoints:
         raise Corrupt(f"{run} has no checkpoint")
-    _, index = check(found[0])
+    _, index = check(checkpoints[0])
     tensors = {
         name: torch.empty(size, dtype=dtype)
         for name, (size, dtype) in shapes_in(index).items()
         if name.startswith(_PARTS)
     }
-    read(found[0], index, tensors)
+    read(checkpoints[0], index, tensors)
     return tensors
 
 
-def differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
-    """The names of the tensors that one of both lacks, or that differ in any bit."""
+def differing(first: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
+    """The names of the tensors that either lacks, or that differ in any bit."""
     return [
         name
-        for name in sorted(one.keys() | other.keys())
-        if name not in one or name not in other or not _same_bits(one[name], other[name])
+        for name in sorted(first.keys() | other.keys())
+        if name not in first or name not in other or not _same_bits(first[name], other[name])
     ]
 
 
-def _same_bits(one: Tensor, other: Tensor) -> bool:
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
+def _same_bits(first: Tensor, other: Tensor) -> bool:
+    if (first.dtype, first.shape) != (other.dtype, other.shape):
         return False
     # As bytes: so NaN equals NaN, and 0.0 is not -0.0.
-    return torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (one, other)))
+    return torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (first, other)))
 
 
 def parser() -> Parser:
     """The command line."""
-    made = Parser(prog="python -m jobkit.checks.compare", description=__doc__.splitlines()[0])
-    made.add_argument("reference", type=Path, metavar="REF", help="folder of the reference run")
-    made.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
-    return made
+    options = Parser(prog="python -m jobkit.checks.compare", description=__doc__.splitlines()[0])
+    options.add_argument("reference", type=Path, metavar="REF", help="folder of the reference run")
+    options.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
+    return options
 
 
 @command
@@ -69,14 +69,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Corrupt as fault:
         raise UsageError(f"the reference: {fault}") from None
     for run in args.runs:
-        said: dict[str, object] = {"run": str(run), "same": None, "differing": [], "fault": ""}
+        row: dict[str, object] = {"run": str(run), "same": None, "differing": [], "fault": ""}
         try:
             names = differing(expected, newest_tensors(run))
-            said |= {"same": not names, "differing": names}
+            row |= {"same": not names, "differing": names}
         except Corrupt as fault:
-            said["fault"] = str(fault)
-        code = code if said["same"] else Exit.THRESHOLD
-        print(json.dumps(said), flush=True)
+            row["fault"] = str(fault)
+        code = code if row["same"] else Exit.THRESHOLD
+        print(json.dumps(row), flush=True)
     return code
 
 

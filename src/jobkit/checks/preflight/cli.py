@@ -32,30 +32,30 @@ Options of the training follow --: its --dataset, --data-dir and --device are ch
 
 def parser() -> Parser:
     """Return the parser of the command line."""
-    made = Parser(
+    options = Parser(
         prog="jobkit preflight",
         description="Check an allocation on every rank: ranks, GPUs, cores, network, data, logs.",
         epilog=EPILOG,
     )
-    made.add_argument(
+    options.add_argument(
         "--run-dir", type=Path, metavar="DIR", help="folder of the run (default: logs/)"
     )
-    made.add_argument(
+    options.add_argument(
         "--dataset", metavar="NAME", help="dataset that must be readable (default: cifar10)"
     )
-    made.add_argument(
+    options.add_argument(
         "--data-dir", metavar="DIR", help="folder of the data (default: as for a run)"
     )
-    made.add_argument("--device", metavar="TYPE", help="auto, cpu or cuda (default: auto)")
-    made.add_argument(
+    options.add_argument("--device", metavar="TYPE", help="auto, cpu or cuda (default: auto)")
+    options.add_argument(
         "--timeout",
         type=at_least(float, 1),
         default=30,
         metavar="SECONDS",
         help="how long to wait for ranks to connect (default: 30)",
     )
-    made.add_argument("--json", action="store_true", help="print one JSON object")
-    return made
+    options.add_argument("--json", action="store_true", help="print one JSON object")
+    return options
 
 
 def read_request(argv: Sequence[str]) -> PreflightRequest:

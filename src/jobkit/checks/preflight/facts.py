@@ -80,8 +80,8 @@ def addresses_of(name: str, timeout_s: float = 8.0) -> list[str]:
 
     def look() -> list[str]:
         with contextlib.suppress(OSError, UnicodeError):
-            found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-            return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+            entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+            return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
         return []
 
     return within(timeout_s, look, [])
@@ -116,9 +116,9 @@ def who(place: RankEnv, fault: str, environ: Mapping[str, str]) -> Facts:
         nodes = expand_nodes(environ.get("SLURM_STEP_NODELIST", ""))
     agent = "TORCHELASTIC_RUN_ID" in environ
     step = None if agent else whole_number(environ.get("SLURM_STEP_NUM_TASKS"))
-    given = whole_number(environ.get("RANK", environ.get("SLURM_PROCID")))
+    claimed = whole_number(environ.get("RANK", environ.get("SLURM_PROCID")))
     return {
-        "rank": given if fault and given is not None else place.rank,
+        "rank": claimed if fault and claimed is not None else place.rank,
         "local_rank": place.local_rank,
         "world_size": place.world_size,
         "local_world_size": place.local_world_size,
@@ -185,8 +185,8 @@ def versions(place: RankEnv) -> Facts:
     cuda = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     digest = within(10, lambda: source_digest(Path(jobkit.__file__).parent), "unreadable")
     commit = git_commit() if place.local_rank == 0 else None
-    found = {**versions_of(cuda), "jobkit": f"{jobkit.__version__} (source {digest})"}
-    return {"versions": found, "commit": commit, "system": platform.platform()}
+    values = {**versions_of(cuda), "jobkit": f"{jobkit.__version__} (source {digest})"}
+    return {"versions": values, "commit": commit, "system": platform.platform()}
 
 
 def names(place: RankEnv, environ: Mapping[str, str]) -> Facts:
@@ -221,10 +221,10 @@ def source(dataset: str, data_dir: Path, sizes: tuple[int | None, int | None]) -
 
     def look() -> Facts:
         try:
-            found = find_source(dataset, data_dir, *sizes, download=False)
+            source = find_source(dataset, data_dir, *sizes, download=False)
         except UsageError as error:
             return {"data_fault": str(error)}
-        path = found.file(data_dir)
+        path = source.file(data_dir)
         return {"cache": str(path), "cached": not unreadable(path), "data_fault": ""}
 
     late = {"data_fault": f"{data_dir}: no answer from the file system within 20 s"}
@@ -249,7 +249,7 @@ def look_at(folders: Mapping[str, str], name: str, cache: str | None) -> Facts:
     """
 
     def look() -> Facts:
-        hidden = [theirs for theirs, own in folders.items() if not (Path(own) / name).is_file()]
+        hidden = [theirs for theirs, ours in folders.items() if not (Path(ours) / name).is_file()]
         return {"hidden": hidden, "cache_fault": unreadable(Path(cache)) if cache else ""}
 
     late = {"hidden": [], "cache_fault": "no answer from the file system within 8 s"}
