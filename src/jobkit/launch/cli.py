@@ -190,6 +190,9 @@ def _add_main_arguments(options: StudyParser) -> None:
     add("--pattern", "format of its log, where it prints its own numbers", "NAME")
     add("--no-auto", "do not count the steps of torch's optimizers", None, action="store_false",
         default=None, dest="auto")  # fmt: skip
+    if options.has_command:  # else it is an option of jobkit's own training
+        add("--why", "steps profiled at each of a few places (default 5; 0: none)",
+            type=at_least(int, 0), default=argparse.SUPPRESS)  # fmt: skip
     add_grid_arguments(options)
     add = options.begin_group("launch")
     add("--site", f"where to run: local (this machine), slurm, {sites}, or a TOML file (default: "

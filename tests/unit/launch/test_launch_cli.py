@@ -118,7 +118,19 @@ def test_bad_input_is_one_line_and_2_and_nothing_is_written(words, said, logs, c
 
 def test_each_run_of_a_command_has_a_folder_of_its_own(logs: Path, capsys) -> None:
     """And the words of a dry run are read back whole by a shell."""
-    words = ["--site", "local", "--gpus", "1", "2", "--name", "own", "--dry-run", "--"]
+    words = [
+        "--site",
+        "local",
+        "--gpus",
+        "1",
+        "2",
+        "--name",
+        "own",
+        "--why",
+        "3",
+        "--dry-run",
+        "--",
+    ]
     odd = 'it\'s a "folder" $HOME'
     assert cli.main([*words, "python", "-c0", "--out={run_dir}/out", "{{kept}}", odd]) == 0
     lines = [x for x in capsys.readouterr().out.splitlines() if x.startswith("bash ")]
@@ -126,6 +138,7 @@ def test_each_run_of_a_command_has_a_folder_of_its_own(logs: Path, capsys) -> No
     for line in lines:
         words = shlex.split(line)
         folder = words[words.index("--run-dir") + 1]
+        assert words[words.index("--why") + 1] == "3"
         assert Path(folder).parent == logs / "own"
         command = ["python", "-c0", f"--out={folder}/out", "{kept}", odd]
         assert words[words.index("--") + 1 :] == command
