@@ -141,7 +141,7 @@ def test_low_precision_stays_near_the_truth(forge: Start, strategy: str, precisi
 
 
 def test_what_changes_speed_or_memory_changes_no_loss(forge: Start, truth: Truth) -> None:
-    words = ["--no-channels-last", "--no-ddp-gradient-as-bucket-view"]
+    words = ["--no-channels-last"]
     words += ["--ddp-bucket-mib", "0.1"]
     result = forge(2, *PLAIN, *WAYS["accumulate"], *words)
     # Another memory format sums in another order.

@@ -42,7 +42,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         drawn = draw(results, found)
         assert drawn.missing == {}
         write_report(results, drawn.paths, found)
-    assert len(drawn.paths) == 2 * COUNT
+    assert len(drawn.paths) == 3 * COUNT
     return folder / "s" / "report.html"
 
 

@@ -149,7 +149,9 @@ def test_any_value_in_a_record_of_a_job_is_passed_over(name, monkeypatch, capsys
 
 @pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "..", "a\nb", "/" + "x/" * 3000])
 @pytest.mark.parametrize("main", [status, cancel, collect_main])
-def test_a_name_that_is_none_is_one_line(main, name, capsys) -> None:
+def test_a_name_that_is_none_is_one_line(main, name, capsys, tmp_path, monkeypatch) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
     assert main([name]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
