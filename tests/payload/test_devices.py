@@ -102,7 +102,7 @@ def test_a_defective_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         (AssertionError("Invalid device id"), "rank 0 on .*Invalid device id.; check nvidia-smi"),
         (
             RuntimeError("The NVIDIA driver on your system is too old (found version 12060)."),
-            "too old .*whl/cu126 make LOCK= venv",
+            "too old .*make LOCK= venv .*CUDA 12.6",
         ),
     ],
 )

@@ -34,8 +34,8 @@ from jobkit.spec.runspec import RunSpec
 MAX_ISSUE_SHARE = 0.7  # chosen; above it the host limits the rate, not the GPU
 PREDICTED = (0.8, 1.25)  # chosen; on the CPU the prediction is within 10 %
 OTHER_TORCH = (
-    "install a torch for this driver and GPU: make LOCK= venv with "
-    "PIP_INDEX_URL=https://download.pytorch.org/whl/cu126 (or cu128), or use the site's container"
+    "install a torch for this driver and GPU: make LOCK= venv with the PIP_INDEX_URL that "
+    "pytorch.org/get-started says for CUDA 12.6 or 12.8, or use the site's container"
 )
 
 

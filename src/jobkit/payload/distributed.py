@@ -84,8 +84,8 @@ def agreed(candidates: Sequence[Candidate], wanted: str, on_slurm: bool) -> tupl
         fix = "check nvidia-smi or rocm-smi there, leave the node out with --exclude"
         if "driver" in fault and ("old" in fault or "insufficient" in fault):
             fix = (
-                "install a torch for that driver (PIP_INDEX_URL=https://download.pytorch.org/whl/"
-                "cu126 make LOCK= venv), run in a container"
+                "install a torch for that driver (make LOCK= venv with the PIP_INDEX_URL that "
+                "pytorch.org/get-started says for CUDA 12.6), run in a container"
             )
         raise UsageError(
             f"{named(faulty)}: the GPU cannot be used ({fault}); {fix}, or use --device cpu"
