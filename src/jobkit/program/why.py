@@ -82,7 +82,7 @@ def measured(events: Iterable[Any], gpu: bool) -> dict[str, Any] | None:
     work: list[Span] = []
     data: list[Span] = []
     own: list[Span] = []
-    issued: list[int] = []
+    issued: list[tuple[int, str]] = []
     collectives: list[tuple[int, int, str]] = []
     for event in events:
         name, begin = event.name(), event.start_ns()
@@ -103,7 +103,7 @@ def measured(events: Iterable[Any], gpu: bool) -> dict[str, Any] | None:
         elif name == _MARK:
             marks.append(begin)
         elif name.startswith("c10d::"):
-            issued.append(begin)
+            issued.append((begin, name[6:].lstrip("_").split("_")[0]))
         elif name == OWN:
             own.append(span)
     if len(marks) < 2:
@@ -141,14 +141,20 @@ def measured(events: Iterable[Any], gpu: bool) -> dict[str, Any] | None:
 
 
 def _without(
-    collectives: list[tuple[int, int, str]], own: Sequence[Span], issued: Sequence[int]
+    collectives: list[tuple[int, int, str]], own: Sequence[Span], issued: Sequence[tuple[int, str]]
 ) -> list[tuple[int, int, str]]:
-    """The collectives but those that were issued within spans: the next ones to begin."""
+    """The collectives but those that were issued within spans: the next ones of their kind.
+
+    Gloo has several threads, so the next one to begin may be another that was issued at that time.
+    """
+    left = list(collectives)
     for begin, end in own:
-        first = bisect.bisect(collectives, (begin,))
-        count = sum(begin <= at < end for at in issued)
-        collectives = [*collectives[:first], *collectives[first + count :]]
-    return collectives
+        for kind in (name for at, name in issued if begin <= at < end):
+            for i in range(bisect.bisect(left, (begin,)), len(left)):
+                if kind in left[i][2].lower().replace("_", ""):
+                    del left[i]
+                    break
+    return left
 
 
 def _joined(spans: Sequence[Span], limit: int) -> list[tuple[int, int, int]]:

@@ -181,6 +181,7 @@ def test_on_the_cpu_spans_decide() -> None:
         Event("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 70, 10),
         Event("jobkit: own", 110, 10),
         Event("c10d::allreduce_", 111, 1),
+        Event("gloo:broadcast", 120, 2),  # which was issued before it, by another thread of Gloo's
         Event("gloo:all_reduce", 125, 50),  # which was issued in it
         Event("gloo:all_reduce", 180, 10),
         Event("aten::mm", 300, 10),
@@ -188,12 +189,14 @@ def test_on_the_cpu_spans_decide() -> None:
     fields = measured(events, gpu=False)
     assert fields and fields["steps"] == 2
     assert [[round(1e6 * x) for x in row] for row in fields["parts"]] == [
-        [100, 30, 20, 10, 40], [100, 0, 10, 0, 90]
+        [100, 30, 20, 10, 40], [100, 0, 12, 0, 88]
     ]  # fmt: skip
     assert fields["collectives"] == [
-        [0, "gloo:all_reduce", 30, 30], [1, "gloo:all_reduce", 180, 10]
-    ]  # fmt: skip
-    assert fields["exposed"] == [[40, 60, 20], [180, 190, 10]]
+        [0, "gloo:all_reduce", 30, 30],
+        [1, "gloo:broadcast", 120, 2],
+        [1, "gloo:all_reduce", 180, 10],
+    ]
+    assert fields["exposed"] == [[40, 60, 20], [120, 122, 2], [180, 190, 10]]
     assert measured(events[:1], gpu=False) is None
 
 
