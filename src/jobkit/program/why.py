@@ -276,7 +276,7 @@ class Why:
         if self._gpu:
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         self._marks, self._memory_mib = 0, resident_mib()
-        profile = torch.profiler.profile(activities=activities, acc_events=True)
+        profile = torch.profiler.profile(activities=activities)  # no list of events in Python
         profile.start()
         self._profile = profile
         self._cost_s += time.perf_counter() - now
