@@ -11,7 +11,6 @@ import torch
 
 from jobkit.analysis.collect.why import breakdown
 from jobkit.analysis.tables.frames import Row
-from jobkit.checks.collectives import Exchange, Team, in_a_row
 from jobkit.errors import UsageError
 from jobkit.payload.batches import Batches, DeviceData, Step
 from jobkit.payload.data import synthetic
@@ -23,7 +22,6 @@ from jobkit.payload.strategies.local import Single
 from jobkit.payload.train import Clock, Trainer
 from jobkit.spec.runspec import RunSpec
 from support.cuts import final
-from support.fake_cuda import GPU
 from support.rigs import Result, Start
 
 SLEEP_S = 0.5  # much longer than an iteration of the small model, and than this machine's noise
@@ -218,24 +216,6 @@ def test_compiling_for_the_last_batch_is_not_timed(
     assert seconds <= clock.elapsed_s() < seconds + COMPILING_S
     again, _, _ = trainer.train_epoch(1, lambda _: None)
     assert again.images == 43  # no size is new
-
-
-def test_operations_in_a_row_wait_for_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    now = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    for name in ("synchronise", "barrier"):
-        monkeypatch.setattr(Team, name, lambda self, name=name: calls.append(name))
-    monkeypatch.setattr(Team, "largest", lambda self, values: [2 * v for v in values])
-
-    def run() -> None:
-        calls.append("run")
-        now[0] += 0.01
-
-    made = Exchange(8, lambda: calls.append("prepare"), run, lambda: True)
-    taken = in_a_row(made, Team((0, 1), 0, GPU), 5)
-    assert calls == ["prepare", "synchronise", "barrier", *["run"] * 5, "synchronise"]
-    assert taken == pytest.approx(0.02)  # of one, the maximum over the ranks
 
 
 def test_an_empty_batch_meets_sync_batch_norm_in_fp32() -> None:

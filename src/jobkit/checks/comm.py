@@ -12,8 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jobkit.checks.requests import CommRequest, check_ranks
-from jobkit.errors import Exit, Parser, UsageError, read_bytes
+from jobkit.errors import Exit, Parser, UsageError, at_least, read_bytes, whole
 from jobkit.metric.comm import OPERATIONS
 from jobkit.paths import REPOSITORY, RunPaths
 from jobkit.payload.main import as_rank, leave, refused
@@ -35,49 +34,27 @@ exit codes: 0 measured; 1 failed, or a result was wrong; 2 wrong usage
 
 def parser() -> Parser:
     """The command line."""
-    new, default = (
-        Parser(
-            prog="jobkit comm",
-            usage="%(prog)s [options]",
-            description="Measure collective latency and bandwidth between the ranks.",
-            epilog=EPILOG,
-        ),
-        CommRequest(),
+    new = Parser(
+        prog="jobkit comm",
+        usage="%(prog)s [options]",
+        description="Measure collective latency and bandwidth between the ranks.",
+        epilog=EPILOG,
     )
     add = new.add_argument
-    add(
-        "--ops", nargs="+", metavar="NAME", default=list(OPERATIONS),
-        help=f"operations to measure (default: {' '.join(OPERATIONS)})",
-    )  # fmt: skip
-    add(
-        "--backend", choices=("auto", "gloo", "nccl"), default=default.backend,
-        help="gloo: on the CPU; nccl: on GPUs; auto: nccl where there are GPUs",
-    )  # fmt: skip
-    add(
-        "--min-bytes", type=read_bytes, default=default.min_bytes, metavar="SIZE",
-        help="smallest message (default: 1K)",
-    )  # fmt: skip
-    add(
-        "--max-bytes", type=read_bytes, metavar="SIZE",
+    add("--ops", nargs="+", metavar="NAME", choices=OPERATIONS, default=list(OPERATIONS),
+        help=f"operations to measure (default: {' '.join(OPERATIONS)})")  # fmt: skip
+    add("--backend", choices=("auto", "gloo", "nccl"), default="auto",
+        help="gloo: on the CPU; nccl: on GPUs; auto: nccl where there are GPUs")  # fmt: skip
+    add("--min-bytes", type=read_bytes, default=1024, metavar="SIZE",
+        help="smallest message (default: 1K); each next one is four times as large")  # fmt: skip
+    add("--max-bytes", type=read_bytes, metavar="SIZE",
         help="largest message, as 64M (default: 1G, or what fits in free memory; a job's memory "
-        "limit is not read)",
-    )  # fmt: skip
-    for name, text in (
-        ("factor", "ratio of a size to the previous one"),
-        ("iterations", "timed iterations"),
-        ("warmup", "warm-up iterations"),
-    ):
-        value = getattr(default, name)
-        add(f"--{name}", type=int, default=value, metavar="N", help=f"{text} (default: {value})")
-    add(
-        "--seconds-per-size", type=float, default=default.seconds_per_size, metavar="SECONDS",
-        help="time limit per size: fewer iterations if they exceed it, at least 3; an operation "
-        "of which one iteration exceeds it stops at that size (default: 1)",
-    )  # fmt: skip
-    add(
-        "--timeout", type=float, default=default.timeout_s, metavar="SECONDS",
-        help="abort if a collective takes longer (default: 300)",
-    )  # fmt: skip
+        "limit is not read)")  # fmt: skip
+    add("--iterations", type=whole(1, 10**6), default=20, metavar="N",
+        help="timed at each size (default: 20; fewer where they take more than a second)"
+        )  # fmt: skip
+    add("--timeout", type=at_least(float, 1, 86400), default=300.0, metavar="SECONDS",
+        help="abort if a collective takes longer (default: 300)")  # fmt: skip
     add("--nproc-per-node", metavar="N", help="ranks on this machine, without Slurm")
     add("--run-dir", type=Path, metavar="DIR", help="folder (default: a new one in logs/comm/)")
     add("--attempt", type=int, default=0, metavar="N", help="number of this start (set by run.sh)")
@@ -90,17 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     args = parser().parse_args(words)
     try:
-        request = CommRequest(
-            backend=args.backend,
-            operations=tuple(dict.fromkeys(args.ops)),
-            min_bytes=args.min_bytes,
-            max_bytes=args.max_bytes,
-            factor=args.factor,
-            iterations=args.iterations,
-            warmup=args.warmup,
-            seconds_per_size=args.seconds_per_size,
-            timeout_s=args.timeout,
-        )
+        if args.max_bytes is not None and args.max_bytes < args.min_bytes:
+            text = f"--max-bytes {args.max_bytes} is less than --min-bytes {args.min_bytes}"
+            raise UsageError(text)
         if args.check is not None:
             check_ranks(args.check)
             return Exit.OK
@@ -111,15 +80,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif args.run_dir is None:
             raise UsageError("a rank needs --run-dir: start them with bash run.sh --comm")
         else:
-            from jobkit.checks.collectives import measure
+            from jobkit.checks.collectives import Request, measure
             from jobkit.payload.place import read_rank_env
 
+            request = Request(
+                backend=args.backend,
+                operations=tuple(dict.fromkeys(args.ops)),
+                min_bytes=args.min_bytes,
+                max_bytes=args.max_bytes,
+                iterations=args.iterations,
+                timeout_s=args.timeout,
+            )
             place, paths = read_rank_env(), RunPaths(args.run_dir.absolute())
+            check_ranks(place.world_size)
             # A failure is reported with its rank, and ends the process at once.
             as_rank(place.rank, lambda: measure(request, place, paths, args.attempt))
         return Exit.OK
     except UsageError as error:
         return refused(error)
+
+
+def check_ranks(ranks: int) -> None:
+    """Raise UsageError for fewer than two ranks."""
+    if ranks < 2:
+        raise UsageError(
+            "the benchmark needs at least 2 ranks: say --nproc-per-node 2, or in an allocation "
+            "take 2 tasks or more (sbatch --ntasks-per-node, or --nodes)"
+        )
 
 
 if __name__ == "__main__":

@@ -54,7 +54,6 @@ class Sample:
     algorithm_gb_per_s: float
     bus_gb_per_s: float
     correct: bool
-    pipelined_time_s: float | None = None
 
 
 COLUMNS = KINDS["comm"]  # of comm.csv: name and meaning
@@ -165,13 +164,9 @@ def read_csv(path: Path) -> list[Sample]:
     """The samples of a comm.csv; raises UsageError for a file that is none."""
     read: dict[type | str, Any] = {int: int, float: float, str: str}
     read[bool] = {"true": True, "false": False}.__getitem__
-    measured = fields(Sample)[:-1]
     try:
         return [
-            Sample(
-                **{f.name: read[f.type](row[f.name]) for f in measured},
-                pipelined_time_s=float(text) if (text := row["pipelined_time_s"]) else None,
-            )
+            Sample(**{f.name: read[f.type](row[f.name]) for f in fields(Sample)})
             for row in csv.DictReader(io.StringIO(read_text(path), newline=""))
         ]
     except OSError as error:

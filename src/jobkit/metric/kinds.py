@@ -164,9 +164,6 @@ KINDS: dict[str, dict[str, str]] = {
         "bus_gb_per_s": "busbw of nccl-tests: algbw x 2(n-1)/n for all_reduce, (n-1)/n for "
         "all_gather, reduce_scatter and all_to_all, 1 for broadcast and sendrecv",
         "correct": "whether the result is correct on every rank",
-        "pipelined_time_s": "time of one operation in a row of as many as iterations, with one "
-        "synchronisation at its end: as DDP issues its buckets; maximum over ranks, empty on the "
-        "CPU",
     },
     "message": {"level": "info, warning or error", "text": "the message, shown in the report"},
     "run_end": {

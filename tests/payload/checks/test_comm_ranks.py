@@ -12,8 +12,7 @@ import torch.distributed as dist
 
 from jobkit.checks import collectives
 from jobkit.checks import comm as cli
-from jobkit.checks.collectives import Bench, Team, Timing, exchange
-from jobkit.checks.requests import CommRequest
+from jobkit.checks.collectives import Exchange, Request, sizes_that_fit, teams
 from jobkit.errors import UsageError
 from jobkit.metric import comm
 from jobkit.metric.reader import read_file
@@ -32,14 +31,12 @@ def be_rank(rank: int, world: int, folder: str) -> None:
     for name in comm.OPERATIONS:
         if name == "sendrecv" and world != 2:
             continue
-        made = exchange(name, Team(tuple(range(world)), rank, torch.device("cpu")), SIZE)
+        made = Exchange(name, SIZE, range(world), rank, torch.device("cpu"))
         made.prepare()
         before = made.is_right()
-        made.run()
-        after = made.is_right()
-        made.prepare()
-        made.run()
-        found[name] = [before, after, made.is_right(), made.bytes]
+        times, right = made.measure(4)
+        made.is_right = lambda: rank != 1  # one rank's result is wrong
+        found[name] = [before, right, made.measure(4)[1], made.bytes, len(times)]
     Path(folder, f"{world}-{rank}").write_text(json.dumps(found))
     dist.destroy_process_group()
 
@@ -56,11 +53,11 @@ def test_every_operation_is_right_and_would_be_seen_wrong(world, tmp_path, fork_
     told = [json.loads((tmp_path / f"{world}-{r}").read_text()) for r in range(world)]
     expected = set(comm.OPERATIONS) - (set() if world == 2 else {"sendrecv"})
     for name in expected:
-        before, after, again, sizes = zip(*(one[name] for one in told), strict=True)
-        assert all(after) and all(again), name
+        before, right, with_fault, sizes, counts = zip(*(one[name] for one in told), strict=True)
+        assert all(right) and not any(with_fault), name
         # What lies there before it ran is wrong on every rank; the sender of a broadcast has it.
         assert before == (name == "broadcast", *[False] * (world - 1)), name
-        assert set(sizes) == {SIZE // 4 // world * world * 4}
+        assert set(sizes) == {SIZE // 4 // world * world * 4} and set(counts) <= {3, 4}
     assert set(told[0]) == expected
 
 
@@ -93,117 +90,46 @@ def test_a_run_leaves_records_and_files(tmp_path: Path, monkeypatch: pytest.Monk
     assert f"next: python -m jobkit plot-comm {folder}" in done.stdout
 
 
-# --- decisions, with ranks that are made up --------------------------------------------------
-
-
-class Alone:
-    device = torch.device("cpu")
-
-    def __init__(self, world: int = 2, nodes: int = 1) -> None:
-        self.place = RankEnv(world_size=world, local_world_size=world // nodes)
-
-    def gather(self, value):
-        return [value]
+def test_iterations_fit_in_a_second_but_three_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Exchange, "largest", lambda self, values: values)
+    monkeypatch.setattr(Exchange, "is_right", lambda self: True)
+    for seconds, iterations, count in ((1e-3, 20, 20), (0.1, 20, 10), (2.0, 20, 3), (2.0, 2, 2)):
+        monkeypatch.setattr(Exchange, "timed", lambda self, n, s=seconds: [s] * n)
+        made = Exchange("all_reduce", 8, (0, 1), 0, torch.device("cpu"))
+        assert made.measure(iterations) == ([seconds] * count, True)
 
 
 class Notes:
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-        self.records: list[dict] = []
-
     def say(self, line: str) -> None:
         pass
 
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
-
-    def record(self, kind: str, **fields) -> None:
-        assert kind == "comm"
-        self.records.append(fields)
-
-
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch):
-    def make(seconds=1e-3, right=True, free=2**40, **request) -> tuple[Bench, Notes]:
-        def timed(made, team, count):
-            if isinstance(seconds, Exception):
-                raise seconds
-            return [seconds] * count
-
-        class Made:
-            bytes = 4096
-
-            def is_right(self) -> bool:
-                return right
-
-        monkeypatch.setattr(collectives, "timed", timed)
-        monkeypatch.setattr(collectives, "exchange", lambda *_: Made())
-        monkeypatch.setattr(collectives, "free_bytes", lambda *_: free)
-        monkeypatch.setattr(collectives.dist, "new_group", lambda members: members)
-        notes = Notes()
-        return Bench(Alone(), CommRequest(operations=("all_reduce",), **request), notes), notes
-
-    return make
-
-
-def test_iterations_fit_in_the_seconds_but_three_there_are(bench) -> None:
-    for seconds, expected in ((1e-3, 20), (0.1, 10), (0.9, 3)):
-        made, _ = bench(seconds)
-        assert {s.iterations for s in made.run()} == {expected}
-    made, _ = bench(0.9, iterations=2)
-    assert {s.iterations for s in made.run()} == {2}
-    made, notes = bench(2.0)
-    assert len(made.run()) == 1
-    (said,) = notes.warnings
-    assert said == "all_reduce stops at 1 KiB: it takes 2 s, and --seconds-per-size is 1"
-
-
-def test_an_operation_that_the_backend_lacks_is_skipped(bench) -> None:
-    made, notes = bench(RuntimeError("ProcessGroupX does not support all_reduce\nC++ trace"))
-    assert made.run() == []
-    assert notes.warnings == ["all_reduce is skipped: ProcessGroupX does not support all_reduce"]
-    made, _ = bench(RuntimeError("connection reset by peer"))
-    with pytest.raises(RuntimeError, match="reset by peer"):
-        made.run()
-
-
-def test_a_wrong_result_of_one_rank_is_reported(bench) -> None:
-    made, notes = bench()
-    others = Timing(4096, (1e-3,), right=False)
-    made.group.gather = lambda own: [own, others] if isinstance(own, Timing) else [own]
-    assert not any(s.correct for s in made.run())
-    assert notes.records and not any(r["correct"] for r in notes.records)
-
 
 def test_a_wrong_result_fails_the_run_and_is_kept(tmp_path: Path) -> None:
-    paths, said = RunPaths(tmp_path), Notes()
+    paths = RunPaths(tmp_path)
     wrong = comm.sample("broadcast", "all", 2, 1, 8, [1.0], False)
     with pytest.raises(RuntimeError, match="wrong result: broadcast of 8 bytes"):
-        collectives.write([wrong], {}, said, paths, rank=0)
-    assert comm.read_csv(paths.comm_csv) == [wrong]
-    assert said.records == [] and not paths.outcome(0).exists()
+        collectives.write([wrong], {}, Notes(), paths, rank=0)
+    assert comm.read_csv(paths.comm_csv) == [wrong] and not paths.outcome(0).exists()
 
 
-def test_memory_bounds_the_sizes_and_the_reason_is_said(bench) -> None:
-    made, notes = bench(free=2**30)
-    assert made.sizes()[-1] == 64 * 2**20  # of 128 MiB that fit, by factors of 4 from 1 KiB
-    (text,) = notes.warnings
-    assert "end before 1 GiB: 4 buffers must fit in half of the 1 GiB that rank 0 has free" in text
-    assert "128 MiB is the most" in text
-    made, _ = bench(free=2**30, max_bytes=2**28)
+def test_memory_bounds_the_sizes_and_the_reason_is_said() -> None:
+    sizes, why = sizes_that_fit(Request(), [2**31, 2**30])
+    assert sizes[:2] == [1024, 4096]
+    assert sizes[-1] == 64 * 2**20  # of 128 MiB that fit, by factors of 4 from 1 KiB
+    assert "end before 1 GiB: 4 buffers must fit in half of the 1 GiB that rank 1 has free" in why
+    assert "128 MiB is the most" in why
     with pytest.raises(UsageError, match="--max-bytes 256 MiB is too much: 4 buffers"):
-        made.run()
-    made, notes = bench(max_bytes=2**33)
-    assert made.sizes()[-1] == 2**32 and not notes.warnings
+        sizes_that_fit(Request(max_bytes=2**28), [2**30])
+    sizes, why = sizes_that_fit(Request(max_bytes=2**33), [2**40])
+    assert sizes[-1] == 2**32 and not why
 
 
-def test_pairs_are_of_a_node_and_of_two_nodes(bench) -> None:
-    made, notes = bench()
+def test_pairs_are_of_a_node_and_of_two_nodes() -> None:
     for world, nodes, expected in (
-        (4, 2, {"intra_node": (0, 1), "inter_node": (0, 2)}),
-        (2, 2, {"inter_node": (0, 1)}),
-        (2, 1, {"intra_node": (0, 1)}),
+        (4, 2, {"intra_node": [0, 1], "inter_node": [0, 2]}),
+        (2, 2, {"inter_node": [0, 1]}),
+        (2, 1, {"intra_node": [0, 1]}),
     ):
-        one = Bench(Alone(world, nodes), made.request, notes)
-        assert {k: t.members for k, t in one.teams("sendrecv")} == expected
-        assert {k: t.size for k, t in one.teams("broadcast")} == {"all": world}
+        place = RankEnv(world_size=world, local_world_size=world // nodes)
+        assert teams("sendrecv", place) == expected
+        assert teams("broadcast", place) == {"all": list(range(world))}
