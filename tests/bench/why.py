@@ -19,7 +19,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -290,34 +289,45 @@ def own(work: Path, base: Path | None) -> int:
     return 0
 
 
-def peers(work: Path, python: str) -> int:
-    """What TraceML's summary and HTA's breakdown say of the planted causes."""
-    for name in list(CASES)[:6]:
+TRACEML = (  # what its quick start asks of a loop: three lines
+    ("rank = dist", "import traceml_ai as traceml; traceml.init(mode='auto'); rank = dist"),
+    ("    optimizer.zero", "    with traceml.trace_step(model): optimizer.zero"),
+)
+
+
+def peers(work: Path, python: str, only: list[str]) -> int:
+    """What jobkit, TraceML (with its lines in the loop) and HTA say of the planted causes."""
+    print("| planted | jobkit | TraceML: verdict | TraceML: why | HTA |\n|---|---|---|---|---|")
+    code = (
+        "import sys; from hta.trace_analysis import TraceAnalysis as T\n"
+        "t = T(trace_files={0: sys.argv[1], 1: sys.argv[2]})\n"
+        "print(t.get_temporal_breakdown(visualize=False).to_csv())\n"
+    )
+    program = PROGRAM
+    for old, new in TRACEML:
+        program = program.replace(old, new, 1)
+    (work / "train.py").write_text(program)
+    for name in only or list(CASES)[:6]:
         planted = CASES[name][0]
         _, found = run(work / "run", planted)
-        row = {f"breakdown_{key}": value for key, value in found.items()}
-        print(f"\n### {name}\njobkit: {cause_sentence(row)}", flush=True)
-        code = (
-            "import sys; from hta.trace_analysis import TraceAnalysis as T\n"
-            "t = T(trace_files={0: sys.argv[1], 1: sys.argv[2]})\n"
-            "print(t.get_temporal_breakdown(visualize=False).to_string())\n"
-            "print(t.get_comm_comp_overlap(visualize=False).to_string())\n"
-        )
+        ours = cause_sentence({f"breakdown_{key}": value for key, value in found.items()})
         traces = [str(work / "run" / "traces" / f"why.rank{rank}.json.gz") for rank in range(2)]
-        print("HTA:", last_lines([python, "-c", code, *traces]), flush=True)
+        hta = output([python, "-c", code, *traces]).splitlines()[-1]
         env = {**os.environ, **planted, "STEPS": str(STEPS), "TRUTH": str(work / "t"), "QUICK": "0"}
-        (work / "train.py").write_text(PROGRAM)
-        begin = time.perf_counter()
         words = [str(Path(python).with_name("traceml")), "run", str(work / "train.py")]
         words += ["--nproc-per-node", "2", "--mode", "summary"]
-        print("TraceML:", last_lines(words, env=env, cwd=work), flush=True)
-        print(f"({time.perf_counter() - begin:.0f} s)")
+        said = output(words, env=env, cwd=work)
+        verdict, why = (
+            " ".join(line.split(word)[1].strip(" |") for line in said.splitlines() if word in line)
+            for word in ("Verdict:", "Why:")
+        )
+        print("|", " | ".join((name, ours, verdict, why, hta)), "|", flush=True)
     return 0
 
 
-def last_lines(words: list[str], lines: int = 40, **options: Any) -> str:
+def output(words: list[str], **options: Any) -> str:
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, **options)
-    return "\n".join((done.stdout + done.stderr).strip().splitlines()[-lines:])
+    return (done.stdout + done.stderr).strip()
 
 
 def main() -> int:
@@ -343,7 +353,7 @@ def main() -> int:
             return own(work, args.base)
         if args.what == "remedies":
             return remedies(work, args.only)
-        return peers(work, args.python)
+        return peers(work, args.python, args.only)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,9 @@ from typing import Any
 from .process import cuda_in_use, on_gpu, synchronised_s, warn
 
 STEPS = 5  # of a place, unless JOBKIT_WHY says another number
-FIRST_PLACE, GROWTH = 5, 3  # steps after the warm-up; a place's step / that of the one before
-MIN_PLACES, MAX_SHARE = 3, 0.02  # places in any case; of the time so far, that more may take
+FIRST_PLACE, GROWTH = 5, 2  # steps after the warm-up; a place's step / that of the one before
+MAX_SHARE = 0.02  # of the time so far, that the places after the first may take
+SLOWER = 1.25  # times the slowest step of the trace so far: it is replaced
 MAX_RANKS = 8  # of a node, that are profiled
 MAX_SPANS = 60  # of exposed communication in a step; neighbours are joined beyond it
 MAX_GROWTH_MIB = 150.0  # of the process's memory at a place, after which the place ends
@@ -195,7 +196,7 @@ class Why:
         self._profile: Any = None
         self._marks, self._last, self._gpu = 0, 0, False
         self._begun, self._cost_s, self._places, self._slowest_s = time.perf_counter(), 0.0, 0, 0.0
-        self._memory_mib, self._tried = 0.0, 0
+        self._memory_mib = 0.0
 
     def open(self, write: Callable[..., Any] | None, trace: Path | None) -> None:
         """write: of the rank's records; None: this rank is not profiled. trace: its file."""
@@ -263,9 +264,8 @@ class Why:
             self.on, self.place = False, sys.maxsize
             return
         now = time.perf_counter()
-        self._tried += 1
         expected = self._cost_s * (1 + 1 / max(1, self._places))
-        too_much = self._tried > MIN_PLACES and expected > MAX_SHARE * (now - self._begun)
+        too_much = expected > MAX_SHARE * (now - self._begun)
         self._gpu = on_gpu()
         capturing = self._gpu and cuda_in_use() is None
         busy = torch.autograd._profiler_enabled()
@@ -302,7 +302,8 @@ class Why:
             self._write(step=self._last, host=_host(), device=_device(), **fields)
             self._places += 1
             slowest = max(row[0] for row in fields["parts"])
-            if self._trace and slowest > self._slowest_s and len(events) <= MAX_EVENTS:
+            slower = slowest > SLOWER * self._slowest_s
+            if self._trace and slower and len(events) <= MAX_EVENTS:
                 self._slowest_s = slowest
                 _save(results, self._trace)
         self._cost_s += time.perf_counter() - begin

@@ -61,8 +61,10 @@ JITTER = [[2 * MS * CHANCE.random() for _ in range(16)] for _ in range(64)]
         ),
         # Once in 15 steps: not lasting, and not typical either.
         (4, lambda j, i: 400 * MS * (i == 1 and j == 7), {"waiting_s": 0}),
-        # A burst of five steps, as by another process on its core.
-        (2, lambda j, i: 30 * MS * (i == 1 and j < 5), {}),
+        # A burst of six steps, as by another process on its core.
+        (2, lambda j, i: 30 * MS * (i == 1 and j < 6), {}),
+        # Now one and now the other, and one of them a little more often.
+        (2, lambda j, i: 40 * MS * (i == (j % 5 < 3)), {}),
         # Jitter of 2 ms is in turn.
         (16, lambda j, i: JITTER[j][i], {}),
     ],
@@ -178,6 +180,7 @@ def test_on_the_cpu_spans_decide() -> None:
         Event("aten::mm", 10, 30),
         Event("aten::stack", 72, 5),  # by the loader
         Event("gloo:all_reduce", 30, 30),
+        Event("gloo:all_reduce", 74, 5),  # while a batch is waited for
         Event("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 70, 10),
         Event("jobkit: own", 110, 10),
         Event("c10d::allreduce_", 111, 1),
@@ -193,6 +196,7 @@ def test_on_the_cpu_spans_decide() -> None:
     ]  # fmt: skip
     assert fields["collectives"] == [
         [0, "gloo:all_reduce", 30, 30],
+        [0, "gloo:all_reduce", 74, 5],
         [1, "gloo:broadcast", 120, 2],
         [1, "gloo:all_reduce", 180, 10],
     ]
