@@ -33,7 +33,7 @@ os.environ["JOBKIT_LOGS"] = tempfile.mkdtemp(prefix="jobkit-notebook-")
 pictures = Path(os.environ.get("NOTEBOOK_PICTURES") or os.environ["JOBKIT_LOGS"])
 small = "--train-samples 512 --test-samples 64 --epochs 2 --global-batch-size 64 --threads 1"
 small += " --why 0"
-base = ["run", "--start-timeout", "300", "--site", "local", "--study", "demo", *small.split()]
+base = ["run", "--site", "local", "--study", "demo", *small.split()]
 
 
 def jobkit(*words: str) -> str:

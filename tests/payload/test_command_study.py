@@ -10,7 +10,7 @@ import pytest
 
 from jobkit.analysis.collect.results import collect
 from jobkit.analysis.report.report import write_report
-from jobkit.launch.states import states
+from jobkit.launch.states import States
 from jobkit.outcome.state import RunState
 from jobkit.spec.study import Plan
 from support.place import ROOT
@@ -73,7 +73,7 @@ def bench(*words: str, cwd: Path = ROOT) -> "subprocess.CompletedProcess[str]":
 
 def found(logs: Path, name: str) -> tuple[Plan, dict[str, RunState]]:
     plan = Plan.read(logs / name / "plan.json")
-    return plan, states(plan)
+    return plan, States(plan).look()
 
 
 def rows(path: Path) -> list[dict[str, str]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from jobkit.launch.states import states
+from jobkit.launch.states import States
 from jobkit.spec.study import Plan
 from support.place import ROOT, until
 
@@ -44,7 +44,7 @@ def run(*words: str) -> "subprocess.CompletedProcess[str]":
 
 
 def statuses(folder: Path) -> list[str]:
-    return [state.status for state in states(Plan.read(folder / "plan.json")).values()]
+    return [state.status for state in States(Plan.read(folder / "plan.json")).look().values()]
 
 
 def of_study(folder: Path) -> list[int]:

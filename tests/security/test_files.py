@@ -17,6 +17,7 @@ from jobkit.errors import UsageError
 from jobkit.files import append_to, read_regular
 from jobkit.launch import local
 from jobkit.launch import slurm_submit as submit
+from jobkit.launch.command import LaunchRequest
 from jobkit.launch.status import main as status
 from jobkit.metric import comm
 from jobkit.outcome.logs import read_tail
@@ -119,7 +120,7 @@ def test_nothing_is_appended_through_a_link(plan: Plan, outside: Path, link: Any
     assert subprocess.run(words, capture_output=True, timeout=300).returncode
     link(plan.paths.launcher_log, precious)
     with pytest.raises(OSError):
-        local.start(plan, SimpleNamespace(run_ids=[]))  # type: ignore[arg-type]
+        local.start(plan, [], LaunchRequest())
     assert precious.read_text() == PRECIOUS
     put(paths.folder / "x", "fifo")
     with pytest.raises(OSError):

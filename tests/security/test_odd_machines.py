@@ -20,7 +20,7 @@ from jobkit.launch import slurm_submit as submit
 from jobkit.launch.command import LaunchRequest
 from jobkit.launch.launcher import prepare
 from jobkit.launch.site import Site
-from jobkit.launch.slurm_options import submission
+from jobkit.launch.slurm_options import make_batches
 from jobkit.launch.states import States, progress
 from jobkit.launch.status import main as status
 from jobkit.paths import cache_root, expanded
@@ -116,8 +116,8 @@ def test_slurm_writes_its_log_into_a_folder_of_any_name(
 ) -> None:
     monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / name / "logs"))
     plan = Study(name="s", strategies=("ddp",), gpus=(2,), repeats=repeats).expand()
-    given = submission(plan, list(plan.runs), Site(name="here"), LaunchRequest())
-    text = submit.script(given.batches[0], given.study.submitit, None)
+    (batch,) = make_batches(plan, list(plan.runs), Site(name="here"), LaunchRequest())
+    text = submit.script(batch, plan.paths.submitit)
     line = next(line for line in text.splitlines() if line.startswith("#SBATCH --output="))
     # As a shell reads it, sbatch takes the quotes off.
     quoted = line.removeprefix("#SBATCH --output=")

@@ -1,32 +1,28 @@
 """`python -m jobkit cancel`: ends the runs of a study, or one job of run.sh alone.
 
 Ids of jobs and processes come from files that somebody else may have written. A job is ended where
-Slurm says that it is this user's and of the study's name, or says of it what run.sh noted in the
-run's folder; a process where its start and its words are those of the launcher or of run.sh.
+Slurm says that it is this user's, and of the study's name or on the cluster that run.sh noted; a
+process where its start and its words are those of the launcher or of run.sh.
 """
 
-import argparse
-import contextlib
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from jobkit.errors import Exit, Parser, UsageError, command
-from jobkit.files import read_text
 from jobkit.launch import local, slurm_cluster
 from jobkit.launch.slurm_options import job_names
-from jobkit.launch.states import states, wait_for_end
-from jobkit.outcome.slurm_jobs import JOB_ID
+from jobkit.launch.states import States, wait_for_end
+from jobkit.outcome import slurm_jobs
 from jobkit.outcome.state import UNDER_WAY, job_ids
 from jobkit.paths import RunPaths, StudyPaths, logs_root, read_json
 from jobkit.processes import end_process, is_alive, is_at_work
 from jobkit.spec.study import Plan, find_study, is_of_logs, is_run, read_plan
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line of cancel."""
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    """End a study's runs, or a single job; 0 also where none was running or pending."""
     options = Parser(
         prog="jobkit cancel",
         description="End the running and pending runs of a study, or one job of run.sh alone.",
@@ -36,21 +32,14 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument(
         "study", nargs="?", help="its name or folder, or that of a job (default: the newest study)"
     )
-    return options
-
-
-@command
-def main(argv: Sequence[str] | None = None) -> int:
-    """End a study's runs, or a single job; 0 also where none was running or pending."""
-    args = parser().parse_args(argv)
-    if (folder := single_run(args.study)) is not None:
+    source = options.parse_args(argv).study
+    if (folder := single_run(source)) is not None:
         print(cancel_single(folder))
         return Exit.OK
-    paths = StudyPaths(find_study(args.study, planned=True))
+    paths = StudyPaths(find_study(source, planned=True))
     ended = not is_of_logs(paths.folder) and cancel_study(paths)
     name = paths.folder.name
-    none = "no run was running or pending"
-    print(f"{name}: " + ("its runs were ended" if ended else none))
+    print(f"{name}: " + ("its runs were ended" if ended else "no run was running or pending"))
     if ended:
         print(f"to continue, run it again; the state of each run: python -m jobkit status {name}")
     return Exit.OK
@@ -73,10 +62,10 @@ def cancel_study(paths: StudyPaths) -> bool:
         raise UsageError(_name_one(paths.folder, plan))
     ended = local.cancel(paths)
     jobs = job_ids(map(plan.paths.run, plan.runs))
-    if jobs and any(state.status in UNDER_WAY for state in states(plan).values()):
+    if jobs and States(plan).under_way():
         collector = (read_json(paths.collect_job) or {}).get("job_id")
         wanted = [*jobs, *([str(collector)] if collector else [])]
-        slurm_cluster.cancel(slurm_cluster.jobs_of_study(plan.study.name, job_names(plan), wanted))
+        slurm_cluster.cancel(slurm_cluster.own_jobs(plan.study.name, wanted, job_names(plan)))
         if not wait_for_end(plan):
             raise UsageError("the jobs have not ended yet: check again with status")
         ended = True
@@ -85,7 +74,7 @@ def cancel_study(paths: StudyPaths) -> bool:
 
 def _name_one(folder: Path, plan: Plan) -> str:
     """Which of the jobs of run.sh alone are to be named: they are no study's."""
-    runs = [r for r, state in states(plan).items() if state.status in UNDER_WAY]
+    runs = [r for r, state in States(plan).look().items() if state.status in UNDER_WAY]
     if not runs:
         return f"{folder} has single jobs: none is running or pending"
     in_logs = folder.absolute() == (logs_root() / "single").absolute()
@@ -117,81 +106,50 @@ def cancel_single(folder: Path) -> str:
     """
     _check_owner(folder)
     noted, name = read_json(RunPaths(folder).job) or {}, folder.absolute().name
-    job_id, pid, host = noted.get("job_id"), noted.get("pid"), noted.get("host")
-    if noted.get("launcher") != "run.sh":
-        pass
-    elif isinstance(job_id, str) and JOB_ID.fullmatch(job_id):
+    job_id, pid, cluster = noted.get("job_id"), noted.get("pid"), noted.get("cluster")
+    if noted.get("launcher") == "run.sh" and isinstance(job_id, str):
         if noted.get("shared") is True and name != f"job-{job_id}":
             raise UsageError(
                 f"{name} was resumed inside Slurm job {job_id}, which may do other work "
                 f"too: nothing was cancelled; to end all of it: scancel {job_id}"
             )
-        return _end_job(folder, job_id)
-    elif type(pid) is int and pid > 0:
+        if not cluster or cluster != slurm_jobs.cluster():  # which has other jobs of this number
+            raise UsageError(
+                f"Slurm job {job_id} is of cluster {cluster or 'unknown'}, and not known to be of "
+                f"this one: nothing was cancelled; if it is: scancel {job_id}"
+            )
+        if not slurm_cluster.own_jobs(name, [job_id]):
+            return f"job {job_id}: Slurm has no such job that is running or pending"
+        slurm_cluster.cancel([job_id])
+        return f"job {job_id}: Slurm was asked to end it"
+    if noted.get("launcher") == "run.sh" and type(pid) is int and pid > 0:
         alive, child = is_alive(noted), noted.get("child")
         if alive is None:
-            raise UsageError(f"{name} was started on {host}, as process {pid}: end it there")
+            where = f"{noted.get('host')}, as process {pid}"
+            raise UsageError(f"{name} was started on {where}: end it there")
         if alive is False and isinstance(child, Mapping) and is_at_work(noted):
             raise UsageError(
                 f"{name}: its run.sh was killed, and its ranks go on under process "
                 f"{child.get('pid')} on this machine: end them with: kill {child.get('pid')}"
             )
-        return _end_process(pid, noted.get("pid_start"))
+        return _end_run_sh(pid, noted.get("pid_start"))
     raise UsageError(
         f"{name}: its folder does not say whose it is; end its job with scancel, "
         "or with Ctrl-C where it was started"
     )
 
 
-def _end_job(folder: Path, job_id: str) -> str:
-    """Ask Slurm to end a job of this user's; an element of an array without the others."""
-    # Number, name of an array's element, user; then, as run.sh noted: submit time, name, folder.
-    words = ["squeue", "-h", "-j", job_id, "-o", "%A|%i|%U|%V|%j|%Z"]
-    done = slurm_cluster.call(words, TZ="UTC0", SLURM_TIME_FORMAT="standard")  # as run.sh asked
-    if done.returncode and "Invalid job id" not in done.stderr:
-        why = " ".join(done.stderr.split())
-        raise UsageError(f"job {job_id}: squeue failed, nothing was cancelled: {why}")
-    lines = [line.split("|", 3) for line in done.stdout.splitlines()]
-    rows = [row for row in lines if job_id in row[:2] and len(row) == 4]
-    if not rows:
-        return f"job {job_id}: Slurm has no such job that is running or pending"
-    _, name, uid, says = rows[0]
-    if uid != str(os.geteuid()):
-        raise UsageError(f"Slurm job {job_id} is of user id {uid}: nothing was cancelled")
-    if not _is_job_of(folder, name, says):
-        raise UsageError(
-            f"Slurm job {name} ({says.replace('|', ', ')}) is not known to be that of {folder}, "
-            f"which may be another cluster's: nothing was cancelled; if it is: scancel {name}"
-        )
-    slurm_cluster.cancel([name])
-    return f"job {name}: Slurm was asked to end it"
-
-
-def _is_job_of(folder: Path, name: str, says: str) -> bool:
-    """Whether Slurm says of a job what run.sh noted in the folder; a requeue is a new submit."""
-    noted = ""
-    with contextlib.suppress(OSError, ValueError):
-        noted = "".join(read_text(RunPaths(folder).attempts / "first").splitlines()[1:2])
-    if noted == says:
-        return True
-    if noted.partition("|")[2] != says.partition("|")[2] or noted > says:
-        return False
-    words = ["scontrol", "-o", "show", "job", slurm_cluster.check_id(name)]
-    return re.search(r" Restarts=[1-9]", slurm_cluster.call(words).stdout) is not None
-
-
-def _end_process(pid: int, began: Any) -> str:
+def _end_run_sh(pid: int, began: object) -> str:
     """End run.sh, which hands it on to its ranks, and wait for its end.
 
     began: when the process that is meant began, in ticks since the boot.
     """
+
+    def is_that(start: int, words: list[bytes]) -> bool:
+        return start == began and any(w == b"run.sh" or w.endswith(b"/run.sh") for w in words)
+
     try:
-        ended = end_process(
-            pid,
-            lambda start, words: (
-                start == began and any(w == b"run.sh" or w.endswith(b"/run.sh") for w in words)
-            ),
-        )
+        ended = end_process(pid, is_that)
     except OSError as error:
         raise UsageError(
             f"process {pid} cannot be signalled safely ({error.strerror}): end it with Ctrl-C "

@@ -5,95 +5,61 @@ when the job starts; and without its network hook a job is slow, not wrong. Of a
 five rules are checked which no schema has: that its pods become the ranks of one training.
 """
 
-import json
 import os
 import re
-from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from jobkit.errors import Exit, Parser, command, nearest
+from jobkit.errors import Exit, Parser, command, nearest, one_line
 from jobkit.files import MAX_TOML, load_toml, read_text
 from jobkit.launch.command import RANK_VARIABLES
 
-
-@dataclass(frozen=True)
-class Finding:
-    """One mistake, and how to correct it."""
-
-    severity: str  # error: it would not start, or not as meant; warning: it may be meant
-    key: str  # such as mounts[1] or env.RANK; empty: the whole file
-    message: str
+# Error or warning (it may be meant); the key, such as mounts[1]; the mistake, and its correction.
+Finding = tuple[str, str, str]
 
 
-class Findings(list[Finding]):
-    """The findings on one file."""
-
-    def error(self, key: str, message: str) -> None:
-        """Add an error."""
-        self.append(Finding("error", key, message))
-
-    def warn(self, key: str, message: str) -> None:
-        """Add a warning."""
-        self.append(Finding("warning", key, message))
-
-
-def _report(args: Namespace, check: Callable[[str], list[Finding]]) -> int:
-    """Check each file's text, print the findings; 2 where one is an error."""
-    rows = []
-    for name in dict.fromkeys(args.files):
-        try:
-            findings = check(read_text(name, MAX_TOML))
-        except OSError as error:
-            findings = [Finding("error", "", f"cannot be read: {error.strerror}")]
-        except ValueError:  # not UTF-8, or a NUL in the name
-            findings = [Finding("error", "", "is no text in UTF-8")]
-        rows += [{"file": name, **asdict(finding)} for finding in dict.fromkeys(findings)]
-    errors = sum(row["severity"] == "error" for row in rows)
-    if args.json:
-        print(json.dumps(rows, indent=2))
-    else:
-        for row in rows:
-            text = ": ".join(filter(None, row.values()))
-            # Values of the file may hold control characters.
-            print("".join(c if c.isprintable() else repr(c)[1:-1] for c in text))
-        print(f"files: {len(set(args.files))}, errors: {errors}, warnings: {len(rows) - errors}")
-    return Exit.USAGE if errors else Exit.OK
-
-
-def _parser(name: str, what: str, description: str, example: str) -> ArgumentParser:
-    """The command line of a check of files."""
+def _parser(name: str, files: str, description: str, example: str) -> Parser:
     options = Parser(
         prog=f"jobkit {name}",
         description=description,
         epilog=f"example:\n  python -m jobkit {name} {example}\n\n"
         "exit codes: 0 no error (warnings are no error); 2 an error in a file, or no such file",
     )
-    options.add_argument("files", nargs="+", metavar="FILE", help=what)
-    options.add_argument("--json", action="store_true", help="print the findings as JSON")
+    options.add_argument("files", nargs="+", metavar="FILE", help=files)
     return options
+
+
+def _report(files: Sequence[str], check: Callable[[str], list[Finding]]) -> int:
+    """Check each file's text, print the findings; 2 where one is an error."""
+    severities = []
+    for name in dict.fromkeys(files):
+        try:
+            findings = check(read_text(name, MAX_TOML))
+        except (OSError, ValueError) as error:
+            findings = [("error", "", f"cannot be read: {getattr(error, 'strerror', error)}")]
+        for finding in dict.fromkeys(findings):
+            print(one_line(": ".join(filter(None, (name, *finding)))))
+            severities.append(finding[0])
+    errors = severities.count("error")
+    print(f"files: {len(set(files))}, errors: {errors}, warnings: {len(severities) - errors}")
+    return Exit.USAGE if errors else Exit.OK
 
 
 # --- EDF --------------------------------------------------------------------------------------
 
-_TYPES: dict[str, tuple[type, ...]] = {
-    "base_environment": (str, list),
-    "image": (str,),
-    "workdir": (str,),
-    "entrypoint": (bool,),
-    "writable": (bool,),
-    "mounts": (list,),
-    "devices": (list,),
-    "env": (dict,),
-    "annotations": (dict,),
-}
-_TYPE_NAMES = {
-    str: "a string",
-    bool: "true or false (without quotes)",
-    list: "an array of strings",
-    dict: "a table",
+_STRING, _ARRAY, _TABLE = "a string", "an array of strings", "a table"
+_SWITCH = "true or false (without quotes)"
+_FORMS = {
+    "base_environment": (_STRING, _ARRAY),
+    "image": (_STRING,),
+    "workdir": (_STRING,),
+    "entrypoint": (_SWITCH,),
+    "writable": (_SWITCH,),
+    "mounts": (_ARRAY,),
+    "devices": (_ARRAY,),
+    "env": (_TABLE,),
+    "annotations": (_TABLE,),
 }
 _CXI, _NCCL = "com.hooks.cxi.enabled", "com.hooks.aws_ofi_nccl.enabled"
 _VARIANT, _REMAP = "com.hooks.aws_ofi_nccl.variant", "com.pyxis.pytorch_remap_vars"
@@ -109,147 +75,109 @@ _ANNOTATIONS = (
 _DOLLAR = re.compile(r"\$(?:\$|\{([A-Za-z_]\w*)(?::-([^}]*))?\}|([A-Za-z_]\w*)?)", re.ASCII)
 
 
-class _Edf(Findings):
-    """The findings on an EDF as srun, called here with this environment, would read it."""
-
-    def __init__(self, environ: Mapping[str, str], here: bool) -> None:
-        super().__init__()
-        self._environ, self._here = environ, here
-
-    def check(self, data: dict[str, Any]) -> None:
-        """Check each key by its rule, then what the network hooks need together."""
-        for key, value in data.items():
-            if key not in _TYPES:
-                known = ", ".join(_TYPES)
-                self.error(key, f"unknown key{nearest(key, _TYPES)} (known: {known})")
-            elif not isinstance(value, _TYPES[key]):
-                names = " or ".join(_TYPE_NAMES[kind] for kind in _TYPES[key])
-                self.error(key, f"must be {names}")
-            elif rule := getattr(self, f"_check_{key}", None):
-                rule(value)
-        if "base_environment" in data:  # these may be inherited
-            return
-        if not data.get("image"):
-            self.warn("image", 'missing, so that no container is used: add image = "..."')
-        table = data.get("annotations", {})
-        self._check_hooks(dict(_flat(table, "")) if isinstance(table, dict) else {})
-
-    def _expand(self, key: str, value: Any) -> str | None:
-        """The value with its variables replaced; None, with findings, where that fails."""
-        if not isinstance(value, str):
-            self.error(key, "must be a string, within quotes")
-            return None
-        before = len(self)
-        text = _DOLLAR.sub(lambda match: self._variable(key, match), value)
-        return text if len(self) == before else None
-
-    def _variable(self, key: str, match: re.Match[str]) -> str:
-        name, default, bare = match.groups()
-        if match[0] == "$$":
-            return "$"
-        if name is None:
-            fix = f"${{{bare}}}" if bare else "${VAR} or ${VAR:-default}, or $$ for a dollar sign"
-            self.error(key, f"'{match[0]}' is not expanded: write {fix}")
-        elif name not in self._environ and default is None:
-            add = self.error if self._here and not name.startswith("SLURM_") else self.warn
-            fix = f"export it, or write ${{{name}:-}} where it may be undefined"
-            add(key, f"${{{name}}} is not defined: {fix}{nearest(name, self._environ)}")
-        return self._environ.get(name or "") or default or ""
-
-    def _is_missing(self, path: str) -> bool:
-        try:
-            return self._here and not Path(path).exists()
-        except (OSError, ValueError):  # a name too long, a NUL, a folder without access
-            return True
-
-    def _check_image(self, value: str) -> None:
-        image = self._expand("image", value) or ""
-        if image.startswith(("/", "./")) and self._is_missing(image):
-            self.error("image", f"{image} does not exist: make it with 'enroot import'")
-        elif image.endswith((".sqsh", ".squashfs")) and not image.startswith(("/", "./")):
-            self.error("image", f"{image} is taken for an image of a registry: write ./{image}")
-
-    def _check_workdir(self, value: str) -> None:
-        path = self._expand("workdir", value)
-        if path is not None and not path.startswith("/"):
-            fix = "write an absolute path, or ${PWD} for where srun is called"
-            self.error("workdir", f"'{path}' is relative: {fix}")
-
-    def _check_mounts(self, values: list[Any]) -> None:
-        for index, value in enumerate(values):
-            key = f"mounts[{index}]"
-            if (mount := self._expand(key, value)) is None:
-                continue
-            source, *more = parts = mount.split(":")
-            if len(parts) not in (2, 3) or not all(parts):
-                self.error(key, f"'{mount}' is not SOURCE:DESTINATION or SOURCE:DESTINATION:FLAGS")
-                continue
-            if not source.startswith(("/", "./")):
-                self.error(key, f"source '{source}' is no path: write /{source} or ./{source}")
-            elif self._is_missing(source):
-                self.error(key, f"source {source} does not exist")
-            if not more[0].startswith("/"):
-                self.error(key, f"'{mount}': the destination must be an absolute path")
-
-    def _check_env(self, table: dict[str, Any]) -> None:
-        for name, value in table.items():
-            key = f"env.{name}"
-            if name in _TYPES:
-                header = "whose header is above it: move it to the top"
-                self.error(key, f"is read as part of [env], {header}")
-            elif name in RANK_VARIABLES or name.startswith(("SLURM_", "PMI_", "PMIX_")):
-                self.error(key, "would be the same for every rank: remove it")
-            elif name == "PYTHONPATH" and "${PYTHONPATH" not in str(value):
-                self.error(key, "hides run.sh's, so that jobkit is not found: add ${PYTHONPATH:-}")
-            else:
-                self._expand(key, value)
-
-    def _check_annotations(self, table: dict[str, Any]) -> None:
-        for name, value in _flat(table, ""):
-            key = f"annotations.{name}"
-            if name not in _ANNOTATIONS:
-                if name.startswith(("com.hooks.", "com.pyxis.")):
-                    self.error(key, f"unknown annotation{nearest(name, _ANNOTATIONS)}")
-                continue
-            text = self._expand(key, value)
-            if text is not None and name in _SWITCHES and text not in ("true", "false"):
-                self.error(key, f'\'{text}\' must be "true" or "false"')
-            elif name == _REMAP and text == "true":
-                self.error(
-                    key, "sets RANK and LOCAL_RANK, which jobkit takes from Slurm: remove it"
-                )
-
-    def _check_hooks(self, notes: dict[str, Any]) -> None:
-        """Without its complete network hook NCCL uses TCP, many times slower."""
-        if notes.get(_NCCL) == "true" and notes.get(_CXI) != "true":
-            add = self.error if _CXI in notes else self.warn  # some versions imply it
-            add(f"annotations.{_NCCL}", f'needs {_CXI} = "true"')
-        if _VARIANT in notes and notes.get(_NCCL) != "true":
-            add = self.warn if _NCCL in notes else self.error  # "false" may be meant
-            add(f"annotations.{_VARIANT}", f'has no effect without {_NCCL} = "true": NCCL uses TCP')
-
-
-def _flat(table: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """Each annotation by its dotted name: com.hooks.x may be tables, dotted keys or one key."""
-    for name, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
+def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Each value by its key: mounts[1], env.NAME; com.hooks.x may be tables or one key."""
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield from _leaves(part, f"{key}.{name}" if key else name)
+    elif isinstance(value, list):
+        for index, part in enumerate(value):
+            yield from _leaves(part, f"{key}[{index}]")
+    else:
+        yield key, value
 
 
 def check_edf(text: str, environ: Mapping[str, str], here: bool = True) -> list[Finding]:
-    """The findings on the text of an EDF. Relative paths start in the current folder.
+    """The findings on the text of an EDF, as srun with this environment would read it.
 
-    here: False when the jobs run on another machine, so that paths are not checked and an undefined
-    variable is only a warning.
+    Relative paths start in the current folder. here: False when the jobs run on another machine, so
+    that paths are not checked and an undefined variable is only a warning.
     """
-    findings = _Edf(environ, here)
+    findings: list[Finding] = []
     try:
-        findings.check(load_toml(text))
+        leaves = dict(_leaves(load_toml(text)))
     except ValueError as error:
-        findings.error("", f"not valid TOML: {error}")
+        return [("error", "", f"not valid TOML: {error}")]
+    for key, value in leaves.items():
+        name = key.partition(".")[0].partition("[")[0]
+        form = {"[": _ARRAY, ".": _TABLE, "": _SWITCH if isinstance(value, bool) else _STRING}
+        if name not in _FORMS:
+            message = f"unknown key{nearest(name, _FORMS)} (known: {', '.join(_FORMS)})"
+            findings.append(("error", name, message))
+        elif form[key[len(name) :][:1]] not in _FORMS[name]:
+            findings.append(("error", key, f"must be {' or '.join(_FORMS[name])}"))
+        elif _FORMS[name] != (_SWITCH,):
+            findings += _check_value(key, value, environ, here)
+    if any(key.startswith("base_environment") for key in leaves):  # these may be inherited
+        return findings
+    if not any(key.startswith("image") for key in leaves):
+        message = 'missing, so that no container is used: add image = "..."'
+        findings.append(("warning", "image", message))
+    # Without its complete network hook NCCL uses TCP, many times slower.
+    cxi, nccl, variant = (leaves.get(f"annotations.{name}") for name in (_CXI, _NCCL, _VARIANT))
+    if nccl == "true" and cxi != "true":  # some versions imply it
+        severity = "error" if cxi else "warning"
+        findings.append((severity, f"annotations.{_NCCL}", f'needs {_CXI} = "true"'))
+    if variant and nccl != "true":  # "false" may be meant
+        message = f'has no effect without {_NCCL} = "true": NCCL uses TCP'
+        findings.append(("warning" if nccl else "error", f"annotations.{_VARIANT}", message))
     return findings
+
+
+def _check_value(key: str, value: Any, environ: Mapping[str, str], here: bool) -> Iterator[Finding]:
+    """The findings on one string of a known key."""
+    table, _, name = key.partition(".")
+    if not isinstance(value, str):
+        yield "error", key, "must be a string, within quotes"
+        return
+    if table == "env":
+        if name.partition("[")[0] in _FORMS:
+            text = "is read as part of [env], whose header is above it: move it to the top"
+            yield "error", key, text
+            return
+        if name in RANK_VARIABLES or name.startswith(("SLURM_", "PMI_", "PMIX_")):
+            yield "error", key, "would be the same for every rank: remove it"
+            return
+        if name == "PYTHONPATH" and "${PYTHONPATH" not in value:
+            yield "error", key, "hides run.sh's, so that jobkit is not found: add ${PYTHONPATH:-}"
+    if table == "annotations" and name not in _ANNOTATIONS:
+        if name.startswith(("com.hooks.", "com.pyxis.")):
+            yield "error", key, f"unknown annotation{nearest(name, _ANNOTATIONS)}"
+        return
+    for match in _DOLLAR.finditer(value):
+        variable, default, bare = match.groups()
+        if match[0] != "$$" and variable is None:
+            fix = f"${{{bare}}}" if bare else "${VAR} or ${VAR:-default}, or $$ for a dollar sign"
+            yield "error", key, f"'{match[0]}' is not expanded: write {fix}"
+            return
+        if variable and variable not in environ and default is None:
+            severity = "error" if here and not variable.startswith("SLURM_") else "warning"
+            fix = f"export it, or write ${{{variable}:-}} where it may be undefined"
+            text = f"${{{variable}}} is not defined: {fix}{nearest(variable, environ)}"
+            yield severity, key, text
+            return
+    text = _DOLLAR.sub(lambda m: environ.get(m[1] or "") or m[2] or "$" * (m[0] == "$$"), value)
+    if key == "workdir" and not text.startswith("/"):
+        fix = "write an absolute path, or ${PWD} for where srun is called"
+        yield "error", key, f"'{text}' is relative: {fix}"
+    elif key == "image" and text.startswith(("/", "./")) and here and not Path(text).exists():
+        yield "error", key, f"{text} does not exist: make it with 'enroot import'"
+    elif key == "image" and text.endswith(".sqsh") and not text.startswith(("/", "./")):
+        yield "error", key, f"{text} is taken for an image of a registry: write ./{text}"
+    elif key.startswith("mounts"):
+        source, *more = parts = text.split(":")
+        if len(parts) not in (2, 3) or not all(parts):
+            yield "error", key, f"'{text}' is not SOURCE:DESTINATION or SOURCE:DESTINATION:FLAGS"
+        elif not source.startswith(("/", "./")):
+            yield "error", key, f"source '{source}' is no path: write /{source} or ./{source}"
+        elif here and not Path(source).exists():
+            yield "error", key, f"source {source} does not exist"
+        elif not more[0].startswith("/"):
+            yield "error", key, f"'{text}': the destination must be an absolute path"
+    elif name in _SWITCHES and text not in ("true", "false"):
+        yield "error", key, f'\'{text}\' must be "true" or "false"'
+    elif name == _REMAP and text == "true":
+        yield "error", key, "sets RANK and LOCAL_RANK, which jobkit takes from Slurm: remove it"
 
 
 @command
@@ -267,7 +195,7 @@ def edf_main(argv: Sequence[str] | None = None) -> int:
         help="the jobs run on another machine: check no path, and only warn of undefined ${VAR}",
     )
     args = options.parse_args(argv)
-    return _report(args, lambda text: check_edf(text, os.environ, not args.no_paths))
+    return _report(args.files, lambda text: check_edf(text, os.environ, not args.no_paths))
 
 
 # --- Kubernetes -------------------------------------------------------------------------------
@@ -281,70 +209,46 @@ def check_k8s(text: str) -> list[Finding]:
     """The findings on the text of a file with one or more manifests."""
     import yaml  # --help needs none
 
-    findings = Findings()
     try:
-        documents = list(yaml.safe_load_all(text))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        findings.error("", "not valid YAML: " + " ".join(str(error).split())[:300])
-        return findings
-    jobs = [document for document in documents if _at(document, "kind") == "Job"]
-    if not jobs:
-        findings.error("", "has no Job")
-    for job in jobs:
-        for container in _list(job, "spec", "template", "spec", "containers"):
-            _check_ranks(job, container, findings)
-    return findings
+        documents = filter(None, yaml.safe_load_all(text))
+        jobs = [document for document in documents if document["kind"] == "Job"]
+        findings = [finding for job in jobs for finding in _check_ranks(job)]
+    except (yaml.YAMLError, RecursionError) as error:
+        return [("error", "", "not valid YAML: " + " ".join(str(error).split())[:300])]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return [("error", "", "is no Job as Kubernetes reads it")]
+    return findings if jobs else [("error", "", "has no Job")]
 
 
-def _at(value: Any, *keys: str) -> Any:
-    """What is under the keys; None where one is missing or its holder is no mapping."""
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
-
-
-def _list(value: Any, *keys: str) -> list[Any]:
-    values = _at(value, *keys)
-    return values if isinstance(values, list) else []
-
-
-def _check_ranks(job: Any, container: Any, findings: Findings) -> None:
-    """How the ranks of a container learn their places."""
-    name, pods = _at(job, "metadata", "name"), _at(job, "spec", "parallelism")
-    pods = pods if type(pods) is int else 1
-    env = {str(_at(v, "name")): _at(v, "value") for v in _list(container, "env")}
-    words = [str(w) for w in (*_list(container, "command"), *_list(container, "args"))]
-    started = any(starter in " ".join(words) for starter in _STARTERS)
-    for place in _PLACES:
-        if pods > 1 and isinstance(env.get(place), str) and "$(" not in env[place]:
-            findings.error(f"env.{place}", f"{env[place]} in every pod: use $({_INDEX})")
-    by_index = _INDEX in " ".join(map(str, (*words, *env.values())))
-    by_index = by_index or any(p in env and env[p] is None for p in _PLACES)  # valueFrom
-    if pods > 1 and not by_index:
-        findings.error(
-            "args", f"nothing tells a pod which node it is: say --node-rank=$({_INDEX}), and write "
-            "completionMode: Indexed"
-        )  # fmt: skip
-    limits = _at(container, "resources", "limits")
-    counts = limits.items() if isinstance(limits, Mapping) else ()
-    gpus = sum(int(n) for r, n in counts if "/gpu" in str(r) and re.fullmatch("[0-9]{1,3}", str(n)))
-    if gpus > 1 and words and not started:
-        findings.error(
-            "command", f"starts one process for {gpus} GPUs: use torchrun --nproc-per-node={gpus}"
-        )
-    size = env.get("WORLD_SIZE")
-    if started and size is not None:
-        findings.warn("env.WORLD_SIZE", "the launcher sets it: remove it")
-    elif gpus and re.fullmatch("[0-9]{1,9}", str(size)) and int(str(size)) != pods * gpus:
-        findings.error("env.WORLD_SIZE", f"{size}, and {pods} pods x {gpus} GPUs are {pods * gpus}")
-    first = f"{name}-0.{_at(job, 'spec', 'template', 'spec', 'subdomain') or name}"
-    address = env.get("MASTER_ADDR")
-    for word, value in zip(words, [*words[1:], ""], strict=False):
-        option, equals, given = word.partition("=")
-        if address is None and option in ("--master-addr", "--master_addr"):
-            address = given if equals else value
-    if pods > 1 and isinstance(address, str) and "$(" not in address and address != first:
-        findings.error("env.MASTER_ADDR", f"no pod is called {address}: write {first}")
+def _check_ranks(job: Any) -> Iterator[Finding]:
+    """How the ranks of a Job's containers learn their places."""
+    pods, template = job["spec"].get("parallelism") or 1, job["spec"]["template"]["spec"]
+    name = job.get("metadata", {}).get("name")
+    first = f"{name}-0.{template.get('subdomain') or name}"
+    for container in template["containers"]:
+        env = {str(v["name"]): v.get("value") for v in container.get("env") or ()}
+        words = [*(container.get("command") or ()), *(container.get("args") or ())]
+        line, values = " ".join(map(str, words)), " ".join(map(str, env.values()))
+        for place in _PLACES:
+            if pods > 1 and isinstance(env.get(place), str) and "$(" not in env[place]:
+                yield "error", f"env.{place}", f"{env[place]} in every pod: use $({_INDEX})"
+        given = any(place in env and env[place] is None for place in _PLACES)  # valueFrom
+        if pods > 1 and not given and _INDEX not in line + values:
+            fix = f"say --node-rank=$({_INDEX}), and write completionMode: Indexed"
+            yield "error", "args", f"nothing tells a pod which node it is: {fix}"
+        limits = (container.get("resources") or {}).get("limits") or {}
+        gpus = sum(int(count) for resource, count in limits.items() if "/gpu" in resource)
+        started, size = any(starter in line for starter in _STARTERS), env.get("WORLD_SIZE")
+        if gpus > 1 and line and not started:
+            fix = f"use torchrun --nproc-per-node={gpus}"
+            yield "error", "command", f"starts one process for {gpus} GPUs: {fix}"
+        if gpus and not started and size and int(size) != pods * gpus:
+            text = f"{size}, and {pods} pods x {gpus} GPUs are {pods * gpus}"
+            yield "error", "env.WORLD_SIZE", text
+        option = re.search(r"--master[-_]addr[= ](\S+)", line)
+        address = env.get("MASTER_ADDR") or (option[1] if option else None)
+        if pods > 1 and address and "$(" not in address and address != first:
+            yield "error", "env.MASTER_ADDR", f"no pod is called {address}: write {first}"
 
 
 @command
@@ -357,4 +261,4 @@ def k8s_main(argv: Sequence[str] | None = None) -> int:
         "apply --dry-run=server.",
         "logs/strong/kubernetes/*.yaml",
     )
-    return _report(options.parse_args(argv), check_k8s)
+    return _report(options.parse_args(argv).files, check_k8s)

@@ -5,11 +5,11 @@ import difflib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from jobkit import __version__
-from jobkit.errors import Parser, UsageError, at_least, command, positive
+from jobkit.errors import Parser, UsageError, at_least, command
 from jobkit.gpus import count_gpus
 from jobkit.launch.command import LaunchRequest
 from jobkit.launch.kubernetes import add_kubernetes_arguments, kubernetes_options, to_kubernetes
@@ -32,19 +32,10 @@ from jobkit.spec.study import STUDIES, Plan, Study
 
 DEFAULT_STUDY = "strong"
 _FIT_HERE = (None, "threads")  # studies whose sizes are those of this machine, off Slurm
-_ABOUT = {
-    "main": "Run a study: the same training at several sizes, jobkit's own under several "
-    "strategies or any other program's.",
-    "training": "Options of jobkit's own training, for run_benchmarks.py and run.sh. A command "
-    "after -- takes none of them.",
-    "slurm": "Options of run_benchmarks.py for runs on Slurm. They override those of the site.",
-    "kubernetes": "Options of run_benchmarks.py that write a manifest for each run and start "
-    "nothing.",
-}
-_TOPICS = {
-    "training": "print the options of jobkit's own training, as --epochs",
-    "slurm": "print the options for Slurm, as -A, -p and --time",
-    "kubernetes": "print the options for Kubernetes",
+_TOPICS = {  # of the help, beside what most people need
+    "slurm": "options for runs on Slurm, which override the site's: -A, -p, --time and others",
+    "kubernetes": "options for Kubernetes",
+    "training": "options of jobkit's own training, as --epochs: a command after -- takes none",
 }
 # What other launchers call the sizes of a study.
 _SIZES = ["-n", "-np", "-N", "--np", "--nproc", "--nproc-per-node"]
@@ -70,49 +61,9 @@ submitted, 130 and 143 stopped.
 
 
 class StudyParser(Parser):
-    """The parser of run_benchmarks.py, whose help is of one topic at a time."""
+    """The parser of run_benchmarks.py: --sbatch takes any word, and wrong words have a hint."""
 
-    def __init__(self, has_command: bool) -> None:
-        super().__init__(
-            prog="run_benchmarks.py",
-            usage="%(prog)s [options] [-- command]",
-            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(
-                prog, max_help_position=28
-            ),
-        )
-        self.has_command = has_command
-        self._topics: dict[str, list[Any]] = {}
-        self.add_argument("--version", action="version", version=f"jobkit {__version__}")
-        for topic, text in _TOPICS.items():
-            self.add_argument(f"--help-{topic}", action=_HelpOf, nargs=0, help=text)
-
-    def begin_group(self, title: str) -> Callable[..., None]:
-        """A function that adds an option to a new group: name, help, what its value is called."""
-        group = self.add_argument_group(title)
-
-        def add(name: str, text: str, value: str | None = "N", *short: str, **more: Any) -> None:
-            more |= {"metavar": value} if value else {}
-            group.add_argument(name, *short, help=text, **more)
-
-        return add
-
-    def end_topic(self, topic: str) -> None:
-        """Say what the groups that were added since the last call are about."""
-        known = [group for groups in self._topics.values() for group in groups]
-        self._topics[topic] = [group for group in self._action_groups if group not in known]
-
-    def help_of(self, topic: str) -> str:
-        """The help of one topic."""
-        every = self._action_groups
-        self._action_groups, self.description = self._topics[topic], _ABOUT[topic]
-        self.epilog = EPILOG if topic == "main" else None
-        try:
-            return super().format_help()
-        finally:
-            self._action_groups = every
-
-    def format_help(self) -> str:
-        return self.help_of("main")
+    has_command = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Take a value of --sbatch that begins with -, which argparse has for an option."""
@@ -139,35 +90,63 @@ class _HelpOf(argparse.Action):
     """--help-slurm and others: prints the options of a topic, and ends."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
-        print(parser.help_of(str(option).removeprefix("--help-")), end="")
+        make_parser(parser.has_command, str(option).removeprefix("--help-")).print_help()
         parser.exit()
 
 
-def parser(has_command: bool = False) -> StudyParser:
-    """The command line of run_benchmarks.py. A command after -- takes no option of a training."""
-    options = StudyParser(has_command)
-    _add_main_arguments(options)
-    _add_slurm_arguments(options)
-    add_kubernetes_arguments(options)
-    options.end_topic("kubernetes")
-    if not has_command:
-        add_recipe_argument(options.add_argument_group("recipe"))
-        add_spec_arguments(options, skip=("strategy", "repeat"))
-    options.end_topic("training")
+def make_parser(has_command: bool = False, topic: str = "") -> StudyParser:
+    """The command line of run_benchmarks.py, whose help is of one topic.
+
+    has_command: a command comes after --, which takes no option of a training.
+    """
+    options = StudyParser(
+        prog="run_benchmarks.py",
+        usage="%(prog)s [options] [-- command]",
+        description=f"The {_TOPICS[topic]}."
+        if topic
+        else "Run a study: the same training at several sizes, jobkit's own under several "
+        "strategies or any other program's.",
+        epilog=None if topic else EPILOG,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(
+            prog, max_help_position=28
+        ),
+    )
+    options.has_command = has_command
+    options.add_argument("--version", action="version", version=f"jobkit {__version__}")
+    for name, text in _TOPICS.items():
+        options.add_argument(f"--help-{name}", action=_HelpOf, nargs=0, help=f"print the {text}")
+    add_topic = {
+        "": _add_main_arguments,
+        "slurm": _add_slurm_arguments,
+        "kubernetes": add_kubernetes_arguments,
+        "training": _add_training_arguments,
+    }
+    begin, shown = 0, options._action_groups
+    for name, add in add_topic.items():
+        add(options)
+        if name == topic:
+            shown = options._action_groups[begin:]
+        begin = len(options._action_groups)
+    options._action_groups = shown
     return options
 
 
-_TORCHRUN = {
-    "monitor-interval": "without Slurm: seconds between two checks of the ranks (default 0.1)",
-    "start-timeout": "without Slurm: seconds until all machines must have come (default 60)",
-}
+def _begin_group(options: Parser, title: str) -> Callable[..., None]:
+    """A function that adds an option to a new group: name, help, what its value is called."""
+    group = options.add_argument_group(title)
+
+    def add(name: str, text: str, value: str | None = "N", *short: str, **more: Any) -> None:
+        more |= {"metavar": value} if value else {}
+        group.add_argument(name, *short, help=text, **more)
+
+    return add
 
 
 def _add_main_arguments(options: StudyParser) -> None:
     """Add what most people need: which runs a study has, its command, where and how it starts."""
     known = ", ".join(sorted(path.stem for path in STUDIES.glob("*.toml")))
     sites, ends = ", ".join(known_sites()), ", ".join(BAD_ENDS)
-    add = options.begin_group("study")
+    add = _begin_group(options, "study")
     add("--study", f"a TOML file, or one of: {known} (default {DEFAULT_STUDY}, or the command "
         "after --)", "FILE")  # fmt: skip
     add("--name", "name of the folder under logs/ (default: the study's)", "NAME")
@@ -178,7 +157,7 @@ def _add_main_arguments(options: StudyParser) -> None:
     add("--gpus-per-node", "ranks on a full node; on Slurm also its GPUs, where the site does not "
         "say", type=int)  # fmt: skip
     add("--repeats", "repeats of each setting", type=int)
-    add = options.begin_group("command (after --, or in a study file)")
+    add = _begin_group(options, "command (after --, or in a study file)")
     add("--launcher", "what starts its ranks: srun (default; one process per rank), torchrun (one "
         "agent per node), once (one process on the first node, which starts its own ranks)",
         "NAME", type=_launcher)  # fmt: skip
@@ -194,20 +173,19 @@ def _add_main_arguments(options: StudyParser) -> None:
         add("--why", "steps profiled at each of a few places (default 5; 0: none)",
             type=at_least(int, 0), default=argparse.SUPPRESS)  # fmt: skip
     add_grid_arguments(options)
-    add = options.begin_group("launch")
+    add = _begin_group(options, "launch")
     add("--site", f"where to run: local (this machine), slurm, {sites}, or a TOML file (default: "
         "this cluster's, where there is Slurm, else local)", "NAME")  # fmt: skip
-    add("--max-running", "runs at a time (default: 1 on this machine, no limit on Slurm)", type=int)
+    add("--max-running", "runs at a time (default: 1 on this machine, no limit on Slurm)", type=int,
+        dest="at_once")  # fmt: skip
     add("--only", f"start only the runs with this status: missing, {ends}", "STATUS",
         choices=("missing", *BAD_ENDS))  # fmt: skip
     add("--max-restarts", "starts of a run after its first one: on Slurm after an early stop with "
         f"a checkpoint (default {MAX_RESTARTS}) or a crash (default 0), here after either (default "
         "0)", type=at_least(int, 0))  # fmt: skip
-    for name, text in _TORCHRUN.items():
-        add(f"--{name}", text, "S", type=positive)
     add("--dry-run", "print each command; start nothing", None, action="store_true")
-    add("--no-wait", "return without waiting for the runs", None, action="store_true")
-    options.end_topic("main")
+    add("--no-wait", "return without waiting for the runs", None, action="store_true",
+        dest="detach")  # fmt: skip
 
 
 def _launcher(text: str) -> str:
@@ -224,7 +202,7 @@ def _launcher(text: str) -> str:
 
 def _add_slurm_arguments(options: StudyParser) -> None:
     """Add the options that apply on Slurm only."""
-    add = options.begin_group("Slurm")
+    add = _begin_group(options, "Slurm")
     add("--sbatch", "pass an option through to sbatch, as --sbatch --nice=100; repeatable",
         "OPTION", action="append", default=[])  # fmt: skip
     for name, (short, text) in OVERRIDES.items():
@@ -237,8 +215,13 @@ def _add_slurm_arguments(options: StudyParser) -> None:
         None, action="store_true")  # fmt: skip
     add("--max-node-hours", "refuse a plan that may need more node-hours", "X", type=float)
     add("--no-collect", "submit no job that collects and plots after all others", None,
-        action="store_true")  # fmt: skip
-    options.end_topic("slurm")
+        action="store_false", dest="collect")  # fmt: skip
+
+
+def _add_training_arguments(options: StudyParser) -> None:
+    if not options.has_command:
+        add_recipe_argument(options.add_argument_group("recipe"))
+        add_spec_arguments(options, skip=("strategy", "repeat"))
 
 
 @command
@@ -246,9 +229,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a study; return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     end = words.index("--") if "--" in words else len(words)
-    args = parser(has_command=end < len(words)).parse_args(words[:end])
+    args = make_parser(has_command=end < len(words)).parse_args(words[:end])
     args.command = _command(words[end:])
-    return run(args)
+    manifests, plan = kubernetes_options(args), make_plan(args)
+    sbatch = {name: getattr(args, f"sbatch_{name}") for name in (*OVERRIDES, "exclusive")}
+    options = {**{name: v for name, v in sbatch.items() if v}, **verbatim(args.sbatch)}
+    names = {field.name for field in fields(LaunchRequest)} - {"options"}
+    request = LaunchRequest(options=options, **{name: getattr(args, name) for name in names})
+    if manifests:
+        return to_kubernetes(plan, manifests, request, args.dry_run)
+    if args.dry_run:
+        return dry_run(plan, request)
+    from jobkit.launch.view import Foreground  # --help needs no rich
+
+    prepared = prepare(plan, request)
+    shown = Foreground(prepared)
+    shown.announce()
+    if not any((args.study, args.command, args.gpus, args.strategies, args.name, args.sweep)):
+        _warn_of_default(prepared.site is not None)
+    start(prepared)
+    shown.started()
+    if prepared.runs and not request.detach:
+        return shown.follow()
+    # Runs of this launch go on, or of an earlier one.
+    states = prepared.states()
+    active = prepared.runs or any(state.status in UNDER_WAY for state in states.values())
+    return shown.next_steps() if active else shown.conclude()
 
 
 def _command(words: Sequence[str]) -> tuple[str, ...]:
@@ -302,55 +308,6 @@ def _fit_here(study: Study) -> tuple[Study, list[str]]:
         f"{study.name} are left out; say --gpus to run them"
     )
     return study.changed(gpus=fitting), [note]
-
-
-def make_request(args: argparse.Namespace) -> LaunchRequest:
-    """The settings of the launch from the arguments. Raises UsageError."""
-    names = {f"sbatch_{name}": name for name in (*OVERRIDES, "exclusive")}
-    sbatch = {name: getattr(args, dest) for dest, name in names.items() if getattr(args, dest)}
-    return LaunchRequest(
-        site=args.site,
-        at_once=args.max_running,
-        detach=args.no_wait,
-        only=args.only,
-        options={**sbatch, **verbatim(args.sbatch)},
-        collect=not args.no_collect,
-        within_allocation=args.within_allocation,
-        max_node_hours=args.max_node_hours,
-        max_restarts=args.max_restarts,
-        gpus_per_node=args.gpus_per_node,
-        gpu_request=args.gpu_request,
-        torchrun=tuple(
-            word
-            for name in _TORCHRUN
-            if (value := getattr(args, name.replace("-", "_"))) is not None
-            for word in (f"--{name}", f"{value:.3f}")
-        ),
-    )
-
-
-def run(args: argparse.Namespace) -> int:
-    """Run the study that the arguments describe; return the exit code."""
-    manifests, plan, request = kubernetes_options(args), make_plan(args), make_request(args)
-    if manifests:
-        return to_kubernetes(plan, manifests, request, args.dry_run)
-    if args.dry_run:
-        return dry_run(plan, request)
-    from jobkit.launch.view import Foreground  # --help needs no rich
-
-    prepared = prepare(plan, request)
-    shown = Foreground(prepared)
-    shown.announce()
-    if not any((args.study, args.command, args.gpus, args.strategies, args.name, args.sweep)):
-        _warn_of_default(prepared.site is not None)
-    start(prepared, request)
-    shown.started()
-    if prepared.runs and not args.no_wait:
-        return shown.follow()
-    # Runs of this launch go on, or of an earlier one.
-    states = prepared.states()
-    active = prepared.runs or any(state.status in UNDER_WAY for state in states.values())
-    return shown.next_steps() if active else shown.conclude()
 
 
 def _warn_of_default(on_slurm: bool) -> None:

@@ -5,20 +5,18 @@ from jobkit.launch.command import LaunchConfig, run
 code = run(LaunchConfig(command=("train.py", "--lr", "0.1"), nproc_per_node=4))
 """
 
-import argparse
 import os
-import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 from jobkit.errors import Parser, UsageError, command
 from jobkit.paths import REPOSITORY, RunPaths, StudyPaths, write_json
 from jobkit.spec.command import CommandSpec
 from jobkit.spec.runspec import PlannedRun
+from jobkit.spec.settings import setting
 
 RUN_SH = REPOSITORY / "run.sh"
 
@@ -30,17 +28,6 @@ RANK_VARIABLES |= {"LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER
 
 
 # --- of a planned run -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Order:
-    """The runs of a launch on this machine, for the process that drives them."""
-
-    folder: str  # of the study
-    run_ids: list[str]  # in the order in which they start
-    at_once: int = 1
-    more: tuple[str, ...] = ()  # words for every run's run.sh
-    parent: int | None = None  # end when this process is gone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +45,6 @@ class LaunchRequest:
     max_restarts: int | None = None  # resumes of a run from its checkpoint (None: run.sh's default)
     gpus_per_node: int | None = None  # on Slurm, where the site does not say
     gpu_request: str | None = None  # on Slurm: how GPUs are asked for, over the site's way
-    torchrun: tuple[str, ...] = ()  # run.sh's options for torchrun, on this machine
-
-    def local_words(self) -> tuple[str, ...]:
-        """What each run's run.sh gets on this machine besides the run itself."""
-        return (*restart_words(self.max_restarts), *self.torchrun)
 
 
 def refuse_logs(paths: StudyPaths) -> None:
@@ -96,24 +78,18 @@ def run_words(spec: PlannedRun, folder: str) -> list[str]:
     return (spec.in_folder(folder) if isinstance(spec, CommandSpec) else spec).arguments()
 
 
-def leave_spec(study: StudyPaths, run_id: str, spec: PlannedRun) -> None:
-    """Write spec.json in the run's folder, unless the program writes it itself or it is there."""
-    paths = study.run(run_id)
-    if spec.writes_spec or paths.spec.exists():
-        return
-    paths.folder.mkdir(parents=True, exist_ok=True)
-    ids = {"v": 1, "study": study.folder.name, "run_id": run_id}
-    write_json(paths.spec, {**ids, "spec": spec.to_dict()})
-
-
 def restart_words(max_restarts: int | None) -> list[str]:
     """run.sh's option for the number of resumes; empty for its own default."""
     return [] if max_restarts is None else ["--max-restarts", str(max_restarts)]
 
 
-def shown(words: list[str]) -> str:
-    """The words as one line, quoted for a shell."""
-    return shlex.join(words)
+def leave_spec(study: StudyPaths, run_id: str, spec: PlannedRun) -> None:
+    """Write spec.json in the run's folder, unless the program writes it itself or it is there."""
+    paths = study.run(run_id)
+    if not spec.writes_spec and not paths.spec.exists():
+        paths.folder.mkdir(parents=True, exist_ok=True)
+        ids = {"v": 1, "study": study.folder.name, "run_id": run_id}
+        write_json(paths.spec, {**ids, "spec": spec.to_dict()})
 
 
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -142,48 +118,30 @@ class LaunchConfig:
     Python. Several machines need node_rank and master_addr, and a call on each of them.
     """
 
-    command: tuple[str, ...] = ()  # the program and its arguments; none: jobkit's own training
-    training: tuple[str, ...] = ()  # options of jobkit's own training, where there is no command
-    nproc_per_node: int | None = None
-    nnodes: int | None = None
-    node_rank: int | None = None
-    master_addr: str | None = None
-    master_port: int | None = None
-    launcher: str | None = None
-    run_dir: str | Path | None = None
-    max_restarts: int | None = None
-    monitor_interval: float | None = None
-    start_timeout: float | None = None
-    shutdown_timeout: float | None = None
+    command: tuple[str, ...]  # the program and its arguments
+    nproc_per_node: int | None = setting(None, "ranks on each machine (default: one per GPU)")
+    nnodes: int | None = setting(None, "machines without Slurm; this command is started on each")
+    node_rank: int | None = setting(None, "number of this machine, from 0")
+    master_addr: str | None = setting(None, "name or address of machine 0")
+    master_port: int | None = setting(None, "a free port there (29500)")
+    launcher: str | None = setting(None, "srun (default), torchrun, or once (starts its own ranks)")
+    run_dir: str | None = setting(None, "the run's folder (default: one in logs/single/)")
+    max_restarts: int | None = setting(None, "new starts after a failure or an early stop (0)")
+    start_timeout: float | None = setting(None, "seconds until all machines must have come (60)")
+    shutdown_timeout: float | None = setting(None, "seconds from TERM until a rank is killed (15)")
 
-    def words(self) -> list[str]:
+    def line(self) -> list[str]:
         """The command line of run.sh. Raises UsageError for what is no command."""
-        if isinstance(self.command, str) or isinstance(self.training, str):
+        if not self.command or isinstance(self.command, str):
             raise UsageError("a command is a list of words, as ('train.py', '--lr', '0.1')")
-        if self.command and self.training:
-            raise UsageError("give a command, or options of jobkit's own training, not both")
-        values = {f"--{name.replace('_', '-')}": getattr(self, name) for name in HELP}
-        options = [word for name, v in values.items() if v is not None for word in (name, str(v))]
-        program = [str(word) for word in self.command]
-        if program and program[0].endswith(".py"):
-            program = [_python(), *program]
-        return [*options, *map(str, self.training), *(["--", *program] if program else [])]
+        values = {f.name: getattr(self, f.name) for f in OPTIONS}
+        given = {k.replace("_", "-"): v for k, v in values.items() if v is not None}
+        words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+        program = [_python()] if self.command[0].endswith(".py") else []
+        return ["bash", str(RUN_SH), *words, "--", *program, *map(str, self.command)]
 
 
-HELP = {
-    "nproc_per_node": "ranks on each machine (default: one per GPU, else 1)",
-    "nnodes": "machines without Slurm; this command is started on each",
-    "node_rank": "number of this machine, from 0",
-    "master_addr": "name or address of machine 0",
-    "master_port": "a free port there (29500)",
-    "launcher": "srun (one process per rank), torchrun, or once (the command starts its ranks)",
-    "run_dir": "the run's folder (default: a new one in logs/single/)",
-    "max_restarts": "new starts after a failure or an early stop (0)",
-    "monitor_interval": "seconds between torchrun's checks of the ranks (0.1)",
-    "start_timeout": "seconds until all machines must have come (60)",
-    "shutdown_timeout": "seconds from TERM until a rank is killed (15; under torchrun 30)",
-}
-assert set(HELP) == {f.name for f in fields(LaunchConfig)} - {"command", "training"}
+OPTIONS = [option for option in fields(LaunchConfig) if option.metadata]
 
 
 def _python() -> str:
@@ -193,8 +151,7 @@ def _python() -> str:
 
 def run(config: LaunchConfig) -> int:
     """Run it to its end; return the exit code of run.sh. Raises UsageError for bad input."""
-    words, env = ["bash", str(RUN_SH), *config.words()], {**os.environ, "JOBKIT_PYTHON": _python()}
-    process = subprocess.Popen(words, env=env)
+    process = subprocess.Popen(config.line(), env={**os.environ, "JOBKIT_PYTHON": _python()})
     while True:
         try:
             code = process.wait()
@@ -203,8 +160,9 @@ def run(config: LaunchConfig) -> int:
             continue
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line of `python -m jobkit launch`."""
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Become run.sh, so that signals reach it and its exit code is this command's."""
     parser = Parser(
         prog="jobkit launch",
         usage="jobkit launch [options] TRAIN.py [-- arguments of it]",
@@ -212,23 +170,15 @@ def parser() -> argparse.ArgumentParser:
         "does. The program's own options come after --.",
         epilog="example:\n  python -m jobkit launch train.py --nproc-per-node 4 -- --lr 0.1",
     )
-    for name, text in HELP.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", metavar="VALUE", help=text)
-    parser.add_argument("program", nargs="?", metavar="TRAIN.py", help="the program")
-    parser.add_argument("words", nargs="*", metavar="ARGUMENT", help="of the program, after --")
-    return parser
-
-
-@command
-def main(argv: Sequence[str] | None = None) -> int:
-    """Become run.sh, so that signals reach it and its exit code is this command's."""
+    for option in OPTIONS:
+        name = f"--{option.name.replace('_', '-')}"
+        parser.add_argument(name, metavar="VALUE", help=option.metadata["help"])
+    parser.add_argument("words", nargs="*", metavar="TRAIN.py", help="the program")
     words = list(sys.argv[1:] if argv is None else argv)
     end = words.index("--") if "--" in words else len(words)
-    args = parser().parse_args(words[:end])
-    if args.program is None and end + 1 >= len(words):
+    args = vars(parser.parse_args(words[:end]))
+    program = (*args.pop("words"), *words[end + 1 :])
+    if not program:
         raise UsageError("which program? As: jobkit launch train.py --nproc-per-node 2")
-    program = [args.program] if args.program else []
-    options: dict[str, Any] = {name: getattr(args, name) for name in HELP}
-    config = LaunchConfig(command=(*program, *args.words, *words[end + 1 :]), **options)
     os.environ["JOBKIT_PYTHON"] = _python()
-    os.execvp("bash", ["bash", str(RUN_SH), *config.words()])
+    os.execvp("bash", LaunchConfig(command=program, **args).line())

@@ -11,7 +11,6 @@ import os
 import re
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from jobkit.errors import Exit, UsageError
@@ -24,7 +23,6 @@ from jobkit.spec.runspec import PlannedRun
 from jobkit.spec.settings import check_fields, setting
 from jobkit.spec.study import Plan
 
-FOLDER = "kubernetes"
 PORT = 29500
 MOUNT = "/runs"  # where the pods have the volume
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -34,15 +32,6 @@ _LAST_S = 15
 # The pods wait so long for each other: images are pulled, and a pod that failed is started again
 # up to 6 minutes later. A node that has waited in vain ends with 1, which the Job counts.
 _START_S = 900
-_KEY = r"(?:[a-z0-9][-a-z0-9.]*/)?[A-Za-z0-9][-A-Za-z0-9_.]*"  # as rdma/hca or dedicated
-_TOLERATION = f"({_KEY})(?:=([-A-Za-z0-9_.]*))?(?::(NoSchedule|PreferNoSchedule|NoExecute))?"
-# The form of an option, and an example of it.
-_FORMS = {
-    "image": (r"\S+", "registry.example.org/jobkit:1.0"),
-    "resource": (f"{_KEY}=[0-9].*", "rdma/hca=1"),
-    "toleration": (_TOLERATION, "KEY, KEY=VALUE or KEY:NoSchedule"),
-    "annotation": (f"{_KEY}=.*", "KEY=VALUE"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,20 +58,22 @@ class KubernetesOptions:
         check_fields(self)
         if not self.image:
             raise UsageError("--to kubernetes needs --image, as registry.example.org/jobkit:1.0")
-        for name, (form, example) in _FORMS.items():
-            value = getattr(self, name)
-            for word in (value,) if isinstance(value, str) else value:
-                if not re.fullmatch(form, word):
-                    raise UsageError(f"--{name} '{word}': must be as {example}")
+        for name in ("resource", "annotation"):
+            for word in getattr(self, name):
+                if "=" not in word[1:]:
+                    raise UsageError(f"--{name} '{word}': must be as KEY=VALUE")
 
-    def tolerations(self) -> list[dict[str, str]] | None:
-        """The pods' tolerations; None without any."""
+    def tolerations(self) -> list[dict[str, str]]:
+        """The pods' tolerations."""
         entries = []
         for word in self.toleration:
-            key, value, effect = re.fullmatch(_TOLERATION, word).groups()  # type: ignore[union-attr]
-            how = {"operator": "Exists"} if value is None else {"operator": "Equal", "value": value}
-            entries.append({"key": key, **how, **({"effect": effect} if effect else {})})
-        return entries or None
+            taint, _, effect = word.partition(":")
+            key, equals, value = taint.partition("=")
+            entry = {"key": key, "operator": "Exists"}
+            if equals:
+                entry |= {"operator": "Equal", "value": value}
+            entries.append({**entry, "effect": effect} if effect else entry)
+        return entries
 
 
 def add_kubernetes_arguments(parser: ArgumentParser) -> None:
@@ -95,7 +86,7 @@ def add_kubernetes_arguments(parser: ArgumentParser) -> None:
     )
     for field in fields(KubernetesOptions):
         many: dict[str, Any] = {"nargs": "+", "action": "extend"} if field.default == () else {}
-        default = f" (default {field.default})" if field.default not in ("", ()) else ""
+        default = f" (default {field.default})" if field.default else ""
         group.add_argument(
             "--" + field.name.replace("_", "-"),
             dest=f"k8s_{field.name}",
@@ -110,12 +101,10 @@ def kubernetes_options(args: Namespace) -> KubernetesOptions | None:
     """The options, or None without --to. Raises UsageError for a bad value, or one without it."""
     names = [field.name for field in fields(KubernetesOptions)]
     values = {n: v for n in names if (v := getattr(args, f"k8s_{n}")) is not None}
-    if args.to:
-        return KubernetesOptions(**values)
-    if values:
+    if values and not args.to:
         option = next(iter(values)).replace("_", "-")
         raise UsageError(f"--{option} is for --to kubernetes: add that, or leave it out")
-    return None
+    return KubernetesOptions(**values) if args.to else None
 
 
 # The headless Service gives the pods their names, also before they are ready.
@@ -233,17 +222,17 @@ def manifest(
     limits = {"memory": options.pod_memory}
     if options.gpu_resource != "none" and spec.planned_device != "cpu":
         limits[options.gpu_resource] = str(spec.ranks_per_node)
-    limits |= dict(_pair(word) for word in options.resource)
+    limits |= dict(word.split("=", 1) for word in options.resource)
     cpus = {"cpu": options.pod_cpus} if options.pod_cpus else {}
     values = {
         "NAME": name,
         "LABELS": labels,
         "NODES": spec.nodes,
         "BACKOFF": restarts * spec.nodes,
-        "ANNOTATIONS": dict(_pair(word) for word in options.annotation) or None,
+        "ANNOTATIONS": dict(word.split("=", 1) for word in options.annotation) or None,
         "SUBDOMAIN": name if several else None,
         "GRACE": options.grace_s,
-        "TOLERATIONS": options.tolerations(),
+        "TOLERATIONS": options.tolerations() or None,
         "USER": options.user_id,
         "IMAGE": options.image,
         "ARGS": args,
@@ -252,38 +241,29 @@ def manifest(
         "SHM": options.shm_size,
         "CLAIM": options.volume_claim,
     }
+
+    def as_yaml(match: re.Match[str]) -> str:
+        """A value as JSON, which YAML reads, with escapes for all that YAML would not print."""
+        text = json.dumps(values[match[1]], ensure_ascii=False)
+        return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in text)
+
     lines = []
     for line in ((SERVICE if several else "") + JOB).splitlines():
-        names = re.findall("@([A-Z]+)", line)
-        if all(values[name] is not None for name in names):
-            lines.append(re.sub("@([A-Z]+)", lambda match: _yaml(values[match[1]]), line))
+        if all(values[name] is not None for name in re.findall("@([A-Z]+)", line)):
+            lines.append(re.sub("@([A-Z]+)", as_yaml, line))
     return "\n".join(lines) + "\n"
 
 
-def _pair(word: str) -> tuple[str, str]:
-    key, _, value = word.partition("=")
-    return key, value
-
-
-def _yaml(value: Any) -> str:
-    """The value as JSON, which YAML reads, with escapes for all that YAML would not print."""
-    text = json.dumps(value, ensure_ascii=False)
-    return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in text)
-
-
+@closed_to_others()
 def to_kubernetes(
     plan: Plan, options: KubernetesOptions, request: LaunchRequest, dry_run: bool
 ) -> int:
-    """Write the manifest of each run, or print them all; return the exit code."""
+    """Write the plan and the manifest of each run, or print them all; return the exit code."""
     refused = {
         "--site": request.site,
-        "an option of Slurm": request.options,
-        "--within-allocation": request.within_allocation,
+        "an option of Slurm": request.options or request.within_allocation or request.gpu_request,
         "--only": request.only,
-        "--gpu-request": request.gpu_request,
         "--max-running": request.at_once,
-        "--max-node-hours": request.max_node_hours,
-        "--monitor-interval and --start-timeout": request.torchrun,
     }
     for option in (name for name, value in refused.items() if value):
         raise UsageError(f"{option}: has no effect with --to kubernetes, leave it out")
@@ -295,21 +275,25 @@ def to_kubernetes(
                 f"--launcher once on {spec.nodes} nodes: it starts the command in one pod only: "
                 "take srun or torchrun, or sizes of one node"
             )
-    if options.gpu_resource != "none" and any(s.whole_node for s in plan.runs.values()):
-        # Its pod would get one GPU, of all that it is to drive.
-        raise UsageError("dp drives all GPUs of a node, of which --to kubernetes knows no number: "
-                         "leave it out of --strategies")  # fmt: skip
+        if options.gpu_resource != "none" and spec.whole_node:
+            # Its pod would get one GPU, of all that it is to drive.
+            raise UsageError("dp drives all GPUs of a node, of which --to kubernetes knows no "
+                             "number: leave it out of --strategies")  # fmt: skip
     restarts = MAX_RESTARTS if request.max_restarts is None else request.max_restarts
-    energy = os.environ.get("JOBKIT_ENERGY", "")
     texts = {}
     for run_id, spec in plan.runs.items():
-        on_volume = str(plan.paths.run(run_id).folder.relative_to(plan.paths.folder.parent))
-        name = object_name(plan.study.name, run_id)
+        name, on_volume = object_name(plan.study.name, run_id), f"{plan.paths.folder.name}/{run_id}"
+        energy = os.environ.get("JOBKIT_ENERGY", "")
         texts[run_id] = manifest(name, on_volume, spec, options, restarts, energy)
     if dry_run:
         print("---\n".join(texts.values()), end="")
         return Exit.OK
-    folder = _write(plan, texts)
+    plan.save()
+    folder = plan.paths.folder / "kubernetes"
+    folder.mkdir(exist_ok=True)
+    for run_id, yaml in texts.items():
+        leave_spec(plan.paths, run_id, plan.runs[run_id])
+        write_whole(folder / f"{run_id}.yaml", yaml)
     for note in plan.notes:
         print(f"note: {note}")
     print(f"{len(texts)} manifests in {folder}/: nothing was started", flush=True)
@@ -317,15 +301,3 @@ def to_kubernetes(
         f"next: kubectl apply -f {folder}/    (docs/kubernetes.md: the volume, and what comes back)"
     )
     return Exit.OK
-
-
-@closed_to_others()
-def _write(plan: Plan, texts: dict[str, str]) -> Path:
-    """Write the plan and the manifests; return their folder."""
-    plan.save()
-    folder = plan.paths.folder / FOLDER
-    folder.mkdir(exist_ok=True)
-    for run_id, yaml in texts.items():
-        leave_spec(plan.paths, run_id, plan.runs[run_id])
-        write_whole(folder / f"{run_id}.yaml", yaml)
-    return folder

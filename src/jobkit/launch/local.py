@@ -14,17 +14,24 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jobkit import entry
-from jobkit.errors import Exit, UsageError
+from jobkit.errors import Exit, UsageError, command
 from jobkit.files import append_to, locked
 from jobkit.gpus import count_gpus, lendable_gpus
-from jobkit.launch.command import Order, clean_environment, leave_spec, local_command, python_path
-from jobkit.launch.states import States
+from jobkit.launch.command import (
+    LaunchRequest,
+    clean_environment,
+    leave_spec,
+    local_command,
+    python_path,
+    restart_words,
+)
+from jobkit.launch.states import States, counted
 from jobkit.paths import RunPaths, StudyPaths, read_json, write_json
 from jobkit.processes import (
     END_SIGNALS,
@@ -35,14 +42,13 @@ from jobkit.processes import (
     end_process,
     identify,
     is_alive,
+    is_at_work,
     is_own,
 )
-from jobkit.spec.runspec import PlannedRun
 from jobkit.spec.study import Plan
 
 _MODULE = "jobkit.launch.local"
 GRACE_S = 20.0  # from TERM to KILL of what a run has left
-ALL_GPUS = -1
 LIMIT_S = 120.0  # run.sh ends its ranks itself, within --shutdown-timeout
 
 
@@ -72,27 +78,18 @@ def check(plan: Plan) -> None:
         )
 
 
-def warnings(plan: Plan, at_once: int = 1) -> list[str]:
-    """Return warnings about oversubscribed cores or GPUs; at_once: runs at work at a time."""
+def warnings(plan: Plan) -> list[str]:
+    """Return warnings about oversubscribed cores or GPUs."""
     largest = max(spec.world_size for spec in plan.runs.values())
     cores, gpus = len(os.sched_getaffinity(0)), count_gpus()
     devices = {spec.planned_device for spec in plan.runs.values()}
     texts = []
-    if gpus and largest > gpus and "auto" in devices:
+    if 0 < gpus < largest and "auto" in devices:
         texts.append(
-            f"{gpus} GPU{'s' * (gpus > 1)} for up to {largest} ranks: runs with more ranks than "
+            f"{counted(gpus, 'GPU')} for up to {largest} ranks: runs with more ranks than "
             "GPUs compute on the CPU"
         )
-    per_run = max(gpus_for(wanted_gpus(spec), gpus) for spec in plan.runs.values())
-    at_once = min(at_once, len(plan.runs))
-    if at_once > 1 and per_run and at_once * per_run > gpus:
-        fit = gpus // per_run
-        texts.append(
-            f"--max-running {at_once}: each run has GPUs of its own, and {gpus} are enough for "
-            f"{fit} run{'s' * (fit > 1)} of {per_run} at a time: others wait"
-        )
-    on_cpu = not gpus or largest > gpus or "cpu" in devices
-    if on_cpu and largest > cores:
+    if largest > cores and (largest > gpus or "cpu" in devices):
         texts.append(f"up to {largest} ranks share {cores} cores: timings are not meaningful")
     return texts
 
@@ -102,16 +99,13 @@ def refuse_orphans(study: StudyPaths) -> None:
     more run would be timed beside it. A run that is not of today's plan counts as well.
     """
     for path in sorted(study.folder.glob("*/job.json")):
-        job = read_json(path)
-        if not job or job.get("launcher") != "local" or job.get("ended") is not None:
-            continue
-        child = job.get("child")  # it goes on where run.sh was killed itself
-        for record in (job, {**job, **child} if isinstance(child, Mapping) else {}):
-            if is_alive(record) and is_own(record["pid"]):
+        job = read_json(path) or {}
+        if job.get("launcher") == "local" and job.get("ended") is None and is_at_work(job):
+            pid = job["pid"] if is_alive(job) else job["child"]["pid"]  # run.sh was killed itself
+            if is_own(pid):
                 raise UsageError(
-                    f"{path.parent.name} of {study.folder.name} still runs, as process "
-                    f"{record['pid']}, though its launcher was killed: wait for its end, or end "
-                    f"it: kill {record['pid']}"
+                    f"{path.parent.name} of {study.folder.name} still runs, as process {pid}, "
+                    f"though its launcher was killed: wait for its end, or end it: kill {pid}"
                 )
 
 
@@ -140,106 +134,55 @@ def busy(study: StudyPaths) -> UsageError:
     )
 
 
-# --- GPUs of their own for runs that are at work at a time (--max-running) ------------------------
-
-
-@dataclass
-class Slots:
-    """The GPUs that are not in use, and the variable that shows a run its own."""
-
-    variable: str = ""  # empty: there is nothing to share out
-    gpus: tuple[str, ...] = ()  # all of them, in order
-    _used: set[str] = field(default_factory=set)
-
-    @classmethod
-    def for_runs(cls, wanted: Iterable[int], at_once: int, environ: Mapping[str, str]) -> "Slots":
-        """Those of this machine; none where runs do not overlap, or all compute on the CPU.
-
-        wanted: what wanted_gpus() says of each run.
-        """
-        if at_once == 1 or not any(wanted):
-            return cls()
-        variable, gpus = lendable_gpus(environ)
-        return cls(variable, tuple(gpus))
-
-    def take(self, wanted: int) -> dict[str, str] | None:
-        """Take a run's GPUs: what its environment gets. None: too few of them are free now."""
-        count = gpus_for(wanted, len(self.gpus))
-        if not count:
-            return {}
-        free = [gpu for gpu in self.gpus if gpu not in self._used]
-        if len(free) < count:
-            return None
-        self._used.update(free[:count])
-        return {self.variable: ",".join(free[:count])}
-
-    def free(self, taken: Mapping[str, str]) -> None:
-        """Free what take() returned, as the run has ended."""
-        self._used.difference_update(*(gpus.split(",") for gpus in taken.values()))
-
-
-def wanted_gpus(run: PlannedRun) -> int:
-    """How many GPUs a run gets: one for each rank; ALL_GPUS for dp."""
-    if run.planned_device == "cpu":
-        return 0
-    return ALL_GPUS if run.whole_node else run.world_size
-
-
-def gpus_for(wanted: int, there: int) -> int:
-    """How many of the GPUs that are there a run gets that wants so many.
-
-    With too few for its ranks a run of --device auto computes on the CPU, after a warning, which
-    it can give only if it sees a GPU: it gets all there are, as a program that decides itself does.
-    """
-    return there if wanted == ALL_GPUS else min(wanted, there)
-
-
 # --- the process that drives the runs -------------------------------------------------------------
 
 
-def drive(order: Order, runs: Mapping[str, Any], signals: Signals) -> None:
+def drive(study: StudyPaths, order: Mapping[str, Any], signals: Signals) -> None:
     """Run the runs of the order; return when all have ended or a signal has requested the end.
 
-    runs: of each run the line that starts it, and how many GPUs it wants.
+    order: of each run the line that starts it and how many GPUs it wants (None: all), in the order
+    in which they start; how many are at work at a time; and the process with which they end.
     """
-    study = StudyPaths(Path(order.folder))
     adopt_orphans()
-    environ = clean_environment(os.environ)
-    environ |= {"JOBKIT_LAUNCHER": "local"}
-    environ.setdefault("JOBKIT_PYTHON", sys.executable)
-    waiting, working = list(order.run_ids), dict[str, tuple[Children, dict[str, str]]]()
-    slots = Slots.for_runs([run["gpus"] for run in runs.values()], order.at_once, environ)
-    stopped = False
+    environ = {"JOBKIT_PYTHON": sys.executable, **clean_environment(os.environ)}
+    environ["JOBKIT_LAUNCHER"] = "local"
+    runs, at_once, parent = order["runs"], order["at_once"], order["parent"]
+    # Runs that are at work at a time see GPUs of their own; one alone sees what its user sees.
+    variable, gpus = "", list[str]()
+    if at_once > 1 and any(run["gpus"] != 0 for run in runs.values()):
+        variable, gpus = lendable_gpus(environ)
+    waiting, free, stopped = list(runs), list(gpus), False
+    working = dict[str, tuple[Children, list[str]]]()
     while working or (waiting and not stopped):
-        while waiting and not stopped and len(working) < order.at_once:
-            gpus = slots.take(runs[waiting[0]]["gpus"])
-            if gpus is None:  # in order: a later run with fewer ranks would delay this one
+        while waiting and not stopped and len(working) < at_once:
+            # With too few for its ranks a run gets all: it warns, and computes on the CPU.
+            wanted = runs[waiting[0]]["gpus"]
+            count = len(gpus) if wanted is None else min(wanted, len(gpus))
+            if count > len(free):  # in order: a later run with fewer ranks would delay this one
                 break
+            lent, free = free[:count], free[count:]
             run_id = waiting.pop(0)
-            paths = study.run(run_id)
+            paths, env = study.run(run_id), environ | ({variable: ",".join(lent)} if lent else {})
             children = Children(LIMIT_S)
             paths.folder.mkdir(parents=True, exist_ok=True)
             try:
                 with append_to(paths.log) as log:
-                    children.start(
-                        runs[run_id]["line"], {**environ, **gpus}, session=False, output=log
-                    )
-                working[run_id] = children, gpus
+                    children.start(runs[run_id]["line"], env, session=False, output=log)
+                working[run_id] = children, lent
             except OSError as error:
                 print(f"{paths.log}: {error.strerror}", file=sys.stderr)
-                slots.free(gpus)
+                free += lent
                 _note_end(paths, Exit.FAILED)
         end = any(signum in END_SIGNALS for signum in signals.wait(0.25))
-        # Whether the process that watches has ended, where the runs are to end with it.
-        alone = order.parent is not None and os.getppid() != order.parent
-        if not stopped and (alone or end):
+        # The process that watches may have ended, with which the runs are to end.
+        if not stopped and (end or (parent is not None and os.getppid() != parent)):
             stopped = True
             for children, _ in working.values():
                 children.end()
-        for run_id, (children, gpus) in list(working.items()):
+        for run_id, (children, lent) in list(working.items()):
             if children.poll():
                 del working[run_id]
-                slots.free(gpus)
+                free = sorted([*free, *lent], key=gpus.index)
                 _note_end(study.run(run_id), children.codes()[0])
         if not working:  # what a run leaked must not disturb the next one
             end_descendants(grace_s=GRACE_S)
@@ -255,28 +198,28 @@ def _note_end(paths: RunPaths, code: int | None) -> None:
         write_json(paths.job, {**job, "ended": time.time(), "exit_code": code})
 
 
-def main() -> int:
+@command
+def main(argv: Sequence[str] | None = None) -> int:
     """Read the order from standard input, acknowledge it, and run it."""
-    message = json.load(sys.stdin)
-    order = Order(**message["order"])
-    study, signals = StudyPaths(Path(order.folder)), Signals()
+    study, order, signals = (
+        StudyPaths(Path((argv or sys.argv)[-1])),
+        json.load(sys.stdin),
+        Signals(),
+    )
     # What starts a run leaves it in job.json: clocks may jump, and no time tells which launcher
     # a run belongs to.
     key = os.environ["JOBKIT_ORDER"] = secrets.token_hex(8)
-    record = {"v": 1, **identify(os.getpid()), "started": time.time(), "key": key, **asdict(order)}
-    try:
-        with held(study):
-            write_json(study.launcher, record)
-            print("taken", flush=True)
-            # From here on the parent no longer reads this output: send it to the log.
-            os.dup2(2, 1)
-            try:
-                drive(order, message["runs"], signals)
-            finally:
-                study.launcher.unlink(missing_ok=True)
-    except UsageError:
-        print("busy", flush=True)
-    return 0
+    record = {"v": 1, **identify(os.getpid()), "started": time.time(), "key": key}
+    with held(study):
+        write_json(study.launcher, {**record, "run_ids": list(order["runs"])})
+        print("taken", flush=True)
+        # From here on the parent no longer reads this output: send it to the log.
+        os.dup2(2, 1)
+        try:
+            drive(study, order, signals)
+        finally:
+            study.launcher.unlink(missing_ok=True)
+    return Exit.OK
 
 
 # --- start and end of that process ----------------------------------------------------------------
@@ -304,14 +247,16 @@ class LocalRuns:
             self.driver.wait()
 
 
-def start(plan: Plan, order: Order) -> LocalRuns:
-    """Start the process that runs the runs. Raises UsageError if another one does."""
-    paths, runs = plan.paths, {}
-    for run_id in order.run_ids:
-        spec, folder = plan.runs[run_id], paths.run(run_id).folder
-        line = local_command(spec, folder, order.more)
-        runs[run_id] = {"line": line, "gpus": wanted_gpus(spec)}
+def start(plan: Plan, run_ids: Sequence[str], request: LaunchRequest) -> LocalRuns:
+    """Start the process that runs the runs. Raises UsageError if that fails."""
+    paths, runs, restarts = plan.paths, {}, restart_words(request.max_restarts)
+    for run_id in run_ids:
+        spec = plan.runs[run_id]
+        line = local_command(spec, paths.run(run_id).folder, restarts)
+        gpus = 0 if spec.planned_device == "cpu" else spec.world_size
+        runs[run_id] = {"line": line, "gpus": None if spec.whole_node else gpus}
         leave_spec(paths, run_id, spec)
+    parent = None if request.detach else os.getpid()
     with append_to(paths.launcher_log) as log:
         driver = subprocess.Popen(
             # The folder is for cancel: by these words a process is known as the study's.
@@ -326,11 +271,8 @@ def start(plan: Plan, order: Order) -> LocalRuns:
         )
     assert driver.stdin and driver.stdout
     with driver.stdin as to_driver:
-        json.dump({"order": asdict(order), "runs": runs}, to_driver)
-    answer = driver.stdout.readline().strip()
-    if answer == "busy":
-        raise busy(paths)
-    if answer != "taken":
+        json.dump({"runs": runs, "at_once": request.at_once or 1, "parent": parent}, to_driver)
+    if driver.stdout.readline().strip() != "taken":
         raise UsageError(f"the runs could not be started: see {paths.launcher_log}")
     return LocalRuns(driver)
 
@@ -341,32 +283,25 @@ def cancel(paths: StudyPaths) -> bool:
     Raises UsageError where launcher.json names a process that is not shown to be that launcher:
     whoever wrote the file must not choose whom this user signals.
     """
-    record = read_json(paths.launcher)
+    record, name = read_json(paths.launcher), paths.folder.name
     alive = is_alive(record)
     if not record or alive is False:
         return False
-    name = paths.folder.name
-    if alive is None and record.get("host") == socket.gethostname():
-        raise UsageError(
-            f"{name} was started in another container of this name: cancel it there; "
-            f"if it is gone, remove {paths.launcher}"
-        )
     if alive is None:
-        raise UsageError(f"{name} runs on {record.get('host')}: cancel it there")
+        raise UsageError(
+            f"{name} was started on {record.get('host')}, or in a container there: cancel it "
+            f"there; if it is gone, remove {paths.launcher}"
+        )
     # By these last words of its command line a process is known as the study's launcher.
     words = [b"-m", _MODULE.encode(), os.fsencode(paths.folder.resolve())]
-    ended = False
+    start = record.get("pid_start")
     with contextlib.suppress(OSError):  # no signal can be sent safely
-        ended = record.get("host") == socket.gethostname() and end_process(
-            record["pid"],
-            lambda start, line: start == record.get("pid_start") and line[-3:] == words,
-        )
-    if not ended:
-        raise UsageError(
-            f"{paths.launcher} names process {record['pid']}, which is not the launcher of "
-            f"{name}: nothing was ended; remove that file"
-        )
-    return True
+        if end_process(record["pid"], lambda at, line: at == start and line[-3:] == words):
+            return True
+    raise UsageError(
+        f"{paths.launcher} names process {record['pid']}, which is not the launcher of "
+        f"{name}: nothing was ended; remove that file"
+    )
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Each command has a time limit and an environment without an outer job's.
 """
 
-import getpass
+import contextlib
 import os
 import re
 import shutil
@@ -27,77 +27,53 @@ _MAX_ARRAY_SIZE = 1001  # Slurm's default
 def find_site(name: str | None, ask: bool = True) -> Site | None:
     """The named site, else this cluster's; None: this machine, without Slurm.
 
-    ask: Slurm may be asked; a dry run reads its configuration file only. Raises UsageError
+    ask: Slurm is needed; a dry run reads its configuration file only. Raises UsageError
     where Slurm was requested and is absent, or is installed and does not answer.
     """
-    if name == "local":
-        return None
     here = shutil.which("sbatch") is not None
-    if name is not None and ask and not here:
+    if name == "local" or (name is None and not here):
+        return None
+    if ask and not here:
         raise UsageError(
             f"--site {name}: no 'sbatch' on PATH here; log in to the cluster, "
             "or use --site local for this machine"
         )
     if name not in (None, "slurm"):
         return Site.load(name)
-    if name is None and not here:
-        return None
-    cluster = _configured(CLUSTER) or (cluster_name() if ask else None)
-    if cluster is None and not ask and any(path.exists() for path in _configurations()):
-        cluster = "slurm"  # only the controller knows its name
-    if cluster is None and name is None:
+    text = _configuration()
+    if ask and not CLUSTER.search(text or ""):
+        done = call(["scontrol", "show", "config"])
+        if not (text := done.stdout) and not _NOT_SET_UP.search(done.stderr):
+            reason = (done.stderr.strip().splitlines() or ["no answer"])[-1]
+            raise UsageError(
+                f"Slurm's controller does not answer ({reason}): try again later, "
+                "or use --site local"
+            )
+    if not text and name is None:
         return None  # Slurm's commands are installed without a cluster
-    if cluster is None and ask:
-        raise UsageError(
-            "--site slurm: Slurm is installed on this machine, but no cluster is configured"
-        )
-    return site_of_cluster(cluster or "slurm")
+    if not text and ask:
+        raise UsageError("--site slurm: Slurm is installed here, but no cluster is configured")
+    cluster = CLUSTER.search(text or "")
+    return site_of_cluster(cluster[1] if cluster else "slurm")
 
 
 def max_array_size() -> int:
     """How many elements an array may have, by Slurm's configuration file, else by its default."""
-    return max(1, int(_configured(_ARRAY) or _MAX_ARRAY_SIZE))
+    size = _ARRAY.search(_configuration() or "")
+    return max(1, int(size[1])) if size else _MAX_ARRAY_SIZE
 
 
-def _configurations() -> list[Path]:
-    """Possible paths of Slurm's configuration on this machine."""
-    if path := os.environ.get("SLURM_CONF"):
-        return [Path(path)]
-    return [Path("/etc/slurm/slurm.conf"), Path("/run/slurm/conf/slurm.conf")]
-
-
-def _configured(value: re.Pattern[str]) -> str | None:
-    """What an expression matches first in Slurm's configuration files."""
-    for path in _configurations():
-        try:
-            match = value.search(path.read_text(encoding="utf-8", errors="replace"))
-        except OSError:
-            continue
-        if match:
-            return match[1]
+def _configuration() -> str | None:
+    """The text of Slurm's configuration file on this machine; None where there is none."""
+    paths = (os.environ.get("SLURM_CONF"), "/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
+    for path in paths[:1] if paths[0] else paths[1:]:
+        with contextlib.suppress(OSError):
+            return Path(str(path)).read_text(encoding="utf-8", errors="replace")
     return None
 
 
-def cluster_name() -> str | None:
-    """The cluster's name, as its controller says; None without a configured cluster.
-
-    Raises UsageError where the controller does not answer.
-    """
-    if shutil.which("scontrol") is None:
-        return None
-    done = call(["scontrol", "show", "config"])
-    if match := CLUSTER.search(done.stdout):
-        return match[1]
-    if _NOT_SET_UP.search(done.stderr):
-        return None
-    reason = (done.stderr.strip().splitlines() or ["no answer"])[-1]
-    raise UsageError(
-        f"Slurm's controller does not answer ({reason}): try again later, or use --site local"
-    )
-
-
 def call(
-    words: list[str], stdin: str = "", timeout_s: float = TIMEOUT_S, **environ: str
+    words: list[str], stdin: str = "", timeout_s: float = TIMEOUT_S
 ) -> "subprocess.CompletedProcess[str]":
     """The result of a Slurm command, without SBATCH_* and what an outer job set.
 
@@ -105,7 +81,7 @@ def call(
     """
     env = clean_environment(os.environ)
     env |= {k: v for k, v in os.environ.items() if k in ("SLURM_CONF", "SLURM_CLUSTERS")}
-    env |= {"PYTHONPATH": python_path(), "PYTHONSAFEPATH": "1", **environ}
+    env |= {"PYTHONPATH": python_path(), "PYTHONSAFEPATH": "1"}
     try:
         return subprocess.run(
             words, input=stdin, capture_output=True, text=True, timeout=timeout_s, env=env
@@ -146,64 +122,56 @@ def refusal(stderr: str, options: Mapping[str, str | bool]) -> str:
 
 def _valid_names(reason: str) -> str:
     """ "; known partitions: a, b" where the reason is about one; otherwise empty."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # the id has no name
-        user = str(os.geteuid())
-    accounts = ["sacctmgr", "-n", "-P", "show", "assoc", f"user={user}", "format=account"]
-    for word, what, command in (
-        ("account", "accounts", accounts),
-        ("partition", "partitions", ["sinfo", "-h", "-o", "%R"]),
-        ("qos", "QOS", ["sacctmgr", "-n", "-P", "show", "qos", "format=name"]),
+    managed = ["sacctmgr", "-n", "-P", "show"]
+    user = f"user={os.environ.get('USER') or os.geteuid()}"
+    for what, words in (
+        ("accounts", [*managed, "assoc", user, "format=account"]),
+        ("partitions", ["sinfo", "-h", "-o", "%R"]),
+        ("QOS", [*managed, "qos", "format=name"]),
     ):
-        if word not in reason.lower():
-            continue
-        try:
-            shown = call(command).stdout
-        except UsageError:
+        if what.lower().removesuffix("s") in reason.lower():
+            with contextlib.suppress(UsageError):  # the command is not there, or does not answer
+                if names := set(re.split(r"[\s,]+", call(words).stdout)) - {""}:
+                    return f"; known {what}: {', '.join(sorted(names))}"
             return ""
-        names = sorted({name for line in shown.split() for name in line.split(",") if name})
-        return f"; known {what}: {', '.join(names)}" if names else ""
     return ""
 
 
 # Whose a job is: job ids come from files that somebody else may have written.
 
 
-def check_id(job_id: str) -> str:
-    """Return the job id; raise UsageError for anything but 17 or 17_0."""
-    if not JOB_ID.fullmatch(job_id):
-        raise UsageError(f"{job_id!r} is no id of a Slurm job: nothing was cancelled")
-    return job_id
+def own_jobs(whose: str, job_ids: Sequence[str], names: Collection[str] = ()) -> list[str]:
+    """Those of the jobs that Slurm knows to wait or run, after it was asked whose they are.
 
-
-def jobs_of_study(study: str, names: Collection[str], job_ids: Sequence[str]) -> list[str]:
-    """Those of the jobs that squeue shows to be the study's and this user's.
-
-    names: those that a job of the study may have. Raises UsageError where it has a job of another
-    user or of another name.
+    names: those that they may have; none: any. Raises UsageError for what is no job id, and where
+    Slurm has a job of another user or of another name.
     """
-    masters = ",".join(dict.fromkeys(check_id(job_id).split("_")[0] for job_id in job_ids))
+    masters = ",".join(dict.fromkeys(_check_id(job_id).split("_")[0] for job_id in job_ids))
+    done = call(["squeue", "-h", "-t", "all", "-j", masters, "-o", "%F|%U|%j"])
+    if done.returncode and "Invalid job id" not in done.stderr:
+        why = " ".join(done.stderr.split())
+        raise UsageError(f"{whose}: squeue failed, nothing was cancelled: {why}")
     known = set()
-    words = ["squeue", "-h", "-t", "all", "-j", masters, "-o", "%F|%U|%j"]
-    for line in call(words).stdout.splitlines():
+    for line in done.stdout.splitlines():
         job_id, uid, name = [*line.strip().split("|", 2), "", ""][:3]
-        if uid != str(os.geteuid()) or name not in names:
+        if uid != str(os.geteuid()) or (names and name not in names):
             raise UsageError(
-                f"Slurm job {job_id} ('{name}' of user id {uid}) is no job of {study}, though a "
+                f"Slurm job {job_id} ('{name}' of user id {uid}) is no job of {whose}, though a "
                 "file in its folder says so: nothing was cancelled"
             )
         known.add(job_id)
     return [job_id for job_id in job_ids if job_id.split("_")[0] in known]
 
 
-def cancel(job_ids: Sequence[str]) -> None:
-    """End the jobs, those that wait first, so that none starts in the meantime.
+def _check_id(job_id: str) -> str:
+    if not JOB_ID.fullmatch(job_id):  # a word of a file must not become scancel's option
+        raise UsageError(f"{job_id!r} is no id of a Slurm job: nothing was cancelled")
+    return job_id
 
-    Raises UsageError for what is no job id: a word of a file must not become scancel's option.
-    """
-    masters = [check_id(job_id) for job_id in dict.fromkeys(job_ids)]
-    if not masters:  # a filter alone would end every job of the user that waits
-        return
-    call(["scancel", "--state=PENDING", *masters])
-    call(["scancel", *masters])
+
+def cancel(job_ids: Sequence[str]) -> None:
+    """End the jobs, those that wait first, so that none starts in the meantime."""
+    masters = [_check_id(job_id) for job_id in dict.fromkeys(job_ids)]
+    if masters:  # a filter alone would end every job of the user that waits
+        call(["scancel", "--state=PENDING", *masters])
+        call(["scancel", *masters])

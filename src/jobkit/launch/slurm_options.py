@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobkit.errors import UsageError
+from jobkit.errors import UsageError, has_control
 from jobkit.launch.command import LaunchRequest
 from jobkit.launch.site import Site, minutes
 from jobkit.launch.slurm_cluster import max_array_size
 from jobkit.launch.start import WARNING_S
-from jobkit.paths import StudyPaths
 from jobkit.spec.runspec import PlannedRun
 from jobkit.spec.study import Plan
 
@@ -51,10 +50,6 @@ class Shape:
     ranks_per_node: int
     whole_node: bool = False  # a process drives all GPUs of its node
 
-    def gpus(self, site: Site) -> int:
-        """GPUs per node."""
-        return site.gpus_per_node or 0 if self.whole_node else self.ranks_per_node
-
     def named(self, name: str) -> str:
         """A job's name with the size, as ddp-n1-g2."""
         return f"{name}-n{self.nodes}-g{self.ranks_per_node}"
@@ -64,57 +59,31 @@ class Shape:
 class Batch:
     """Runs of one shape, submitted as one array; as several where the cluster takes fewer."""
 
-    shape: Shape
     run_ids: tuple[str, ...]
     options: Options
-
-
-@dataclass(frozen=True, kw_only=True)
-class Submission:
-    """The batches of a launch and how they are submitted."""
-
-    plan: Plan
-    batches: Sequence[Batch]
-    site: Site
-    at_once: int | None = None  # concurrent elements of an array
+    at_once: int | None = None  # concurrent elements of the array
     whole: bool = False  # all runs in one allocation, one after the other
-    max_restarts: int | None = None  # of one job (None: run.sh's own default)
-
-    @property
-    def study(self) -> StudyPaths:
-        return self.plan.paths
 
     @property
     def node_hours(self) -> float:
-        """Node-hours of all jobs if each uses its whole time limit."""
-        return sum(
-            (1 if self.whole else len(batch.run_ids))
-            * int(str(batch.options["nodes"]))
-            * minutes(str(batch.options["time"]))
-            / 60
-            for batch in self.batches
-        )
+        """Node-hours of the jobs if each uses its whole time limit."""
+        hours = minutes(str(self.options["time"])) / 60 * int(str(self.options["nodes"]))
+        return hours * (1 if self.whole else len(self.run_ids))
 
 
-def submission(
+def make_batches(
     plan: Plan, run_ids: Sequence[str], site: Site, request: LaunchRequest
-) -> Submission:
-    """The submission of the runs, the same for a dry run and a real launch.
+) -> list[Batch]:
+    """What is submitted, the same for a dry run and a real launch, the small shapes first.
 
-    The runs are grouped by shape, the small shapes first. Raises UsageError for a run with more
-    ranks per node than the site has GPUs.
+    Raises UsageError for a run with more ranks per node than the site has GPUs.
     """
-    signal, shapes = _stop_signal(plan, run_ids), dict[Shape, list[str]]()
+    whole, shapes = request.within_allocation, dict[Shape, list[str]]()
     for run_id in run_ids:
         shapes.setdefault(shape_of(plan.runs[run_id]), []).append(run_id)
-    whole = request.within_allocation
     if whole:
-        largest = Shape(
-            max(shape.nodes for shape in shapes),
-            max(shape.ranks_per_node for shape in shapes),
-            any(shape.whole_node for shape in shapes),
-        )
-        shapes = {largest: list(run_ids)}
+        most = (max(getattr(shape, name) for shape in shapes) for name in Shape.__annotations__)
+        shapes = {Shape(*most): list(run_ids)}
     batches = []
     for shape in sorted(shapes, key=lambda s: (s.nodes * s.ranks_per_node, s.nodes)):
         runs = shapes[shape]
@@ -122,20 +91,12 @@ def submission(
         options = sbatch_options(shape, site, request.options, name)
         if whole and "time" not in request.options:  # the site's limit is for one run
             options["time"] = str(math.ceil(minutes(site.time) * len(run_ids)))
-        options |= warning(options, signal)
+        options |= warning(options, plan.runs[runs[0]].stop_signal)
         size = len(runs) if whole else max_array_size()
-        batches += [
-            Batch(shape, tuple(runs[begin : begin + size]), options)
-            for begin in range(0, len(runs), size)
-        ]
-    return Submission(
-        plan=plan,
-        batches=batches,
-        site=site,
-        at_once=None if whole else request.at_once,
-        whole=whole,
-        max_restarts=request.max_restarts,
-    )
+        for begin in range(0, len(runs), size):
+            part = tuple(runs[begin : begin + size])
+            batches.append(Batch(part, options, None if whole else request.at_once, whole))
+    return batches
 
 
 def shape_of(spec: PlannedRun) -> Shape:
@@ -170,19 +131,22 @@ def sbatch_options(shape: Shape, site: Site, overrides: Options, name: str) -> O
         "ntasks-per-node": str(shape.ranks_per_node),
         "time": site.time,
     }
-    for key in ("partition", "account", "qos", "constraint", "reservation", "mem"):
+    for key in ("partition", "account", "qos", "constraint", "reservation", "mem", "cpus_per_task"):
         if value := getattr(site, key):
-            options[key] = value
-    if site.cpus_per_task:
-        options["cpus-per-task"] = str(site.cpus_per_task)
+            options[key.replace("_", "-")] = str(value)
     if site.exclusive:
         options["exclusive"] = True
-    if not asks_for_gpus(overrides):
-        options |= gpu_options(shape, site)
+    if site.gpus_per_node and site.gpu_request != "none" and not asks_for_gpus(overrides):
+        # One GPU per rank, or for dp all GPUs of the node.
+        gpus = site.gpus_per_node if shape.whole_node else shape.ranks_per_node
+        if site.gpu_request == "gpus-per-task":
+            gpus = max(1, gpus // shape.ranks_per_node)
+        words = [*(["gpu"] if site.gpu_request == "gres" else []), site.gpu_type, str(gpus)]
+        options[site.gpu_request] = ":".join(filter(None, words))
     options |= verbatim(site.sbatch)
     options |= overrides
     for key, value in options.items():
-        if isinstance(value, str) and re.search(r"[\x00-\x1f\x7f]", value):
+        if isinstance(value, str) and has_control(value):
             raise UsageError(f"--{key} {value!r}: has a control character")
     minutes(str(options["time"]))
     return options
@@ -199,26 +163,6 @@ def warning(options: Options, stop_signal: str) -> Options:
     if "no-requeue" not in options:
         more["requeue"] = True
     return {key: value for key, value in more.items() if key not in options}
-
-
-def _stop_signal(plan: Plan, run_ids: Sequence[str]) -> str:
-    """The signal on which the runs save and end. Raises UsageError where they differ."""
-    signals = {plan.runs[run_id].stop_signal for run_id in run_ids}
-    if len(signals) > 1:
-        raise UsageError("stop_signal: must be the same for all runs of a study")
-    return next(iter(signals))
-
-
-def gpu_options(shape: Shape, site: Site) -> Options:
-    """The site's options to request one GPU per rank, or for dp all GPUs of the node."""
-    if not site.gpus_per_node or site.gpu_request == "none":
-        return {}
-    kind = f"{site.gpu_type}:" if site.gpu_type else ""
-    if site.gpu_request == "gres":
-        return {"gres": f"gpu:{kind}{shape.gpus(site)}"}
-    if site.gpu_request == "gpus-per-task":
-        return {"gpus-per-task": f"{kind}{max(1, shape.gpus(site) // shape.ranks_per_node)}"}
-    return {"gpus-per-node": f"{kind}{shape.gpus(site)}"}
 
 
 def asks_for_gpus(options: Options) -> bool:

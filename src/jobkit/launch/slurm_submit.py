@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from submitit.helpers import DelayedSubmission
 
 from jobkit.errors import UsageError
 from jobkit.launch import slurm_cluster
-from jobkit.launch.command import job_command, leave_spec
-from jobkit.launch.slurm_options import Batch, Options, Submission, output_file
+from jobkit.launch.command import LaunchRequest, job_command, leave_spec
+from jobkit.launch.site import Site
+from jobkit.launch.slurm_options import Batch, Options, output_file
 from jobkit.launch.states import States, counted, wait_for_end
 from jobkit.launch.task import collect_in_job, run_in_job, sweep_in_job
 from jobkit.paths import REPOSITORY, RunPaths, StudyPaths, write_json, write_whole
@@ -30,12 +31,8 @@ _LIMIT = re.compile(r"job submit limit|MaxSubmit", re.IGNORECASE)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class CollectRefused(Exception):
-    """The training jobs are submitted, and the collect job was rejected."""
-
-
 class Executor(SlurmExecutor):
-    """Makes scripts, pickles and jobs as submitit does, and submits through a given function.
+    """Makes scripts, pickles and jobs as submitit does, and submits through our own call of sbatch.
 
     submitit calls sbatch in this process's environment, where an outer job's variables and
     SBATCH_* would count, and submits an array through a plain SlurmExecutor. Nothing public
@@ -43,16 +40,9 @@ class Executor(SlurmExecutor):
     submitit's Executor leaves to each kind of executor. The script's text is submitit's own.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        options: Options,
-        at_once: int | None,
-        sbatch: Callable[[str, Options], str] = slurm_cluster.sbatch,
-    ) -> None:
-        """sbatch: submits the text of a script with these options and returns the job's id."""
+    def __init__(self, folder: Path, batch: Batch) -> None:
         super().__init__(folder)
-        more = dict(options)
+        more = dict(batch.options)
         # All are additional parameters: with its own ones for nodes and tasks, submitit would wait
         # for a result from every task. Its defaults that do not fit are overridden or left out.
         self.update_parameters(
@@ -60,12 +50,12 @@ class Executor(SlurmExecutor):
             additional_parameters=more,
             use_srun=False,
             wckey=None,
-            array_parallelism=at_once or 1000,
+            array_parallelism=batch.at_once or 1000,
             stderr_to_stdout=True,
             # A signal to the whole job is meant for the run, which gets it too.
             setup=["trap : USR1 USR2"],
         )
-        self._sbatch = lambda text: sbatch(text, options)
+        self._batch = batch
 
     @classmethod
     def affinity(cls) -> int:
@@ -91,7 +81,7 @@ class Executor(SlurmExecutor):
         """Submit all calls with one sbatch; a job waits a minute for its pickle."""
         count = len(delayed_submissions)
         text = self.script(count)
-        job_id = self._sbatch(text)
+        job_id = slurm_cluster.sbatch(text, self._batch.options)
         ids = [f"{job_id}_{index}" for index in range(count)] if count > 1 else [job_id]
         jobs: list[Job[Any]] = [
             self.job_class(folder=self.folder, job_id=i, tasks=[0]) for i in ids
@@ -102,16 +92,15 @@ class Executor(SlurmExecutor):
         return jobs
 
 
-def script(batch: Batch, folder: Path, at_once: int | None, whole: bool = False) -> str:
+def script(batch: Batch, folder: Path) -> str:
     """The batch script of an array, byte for byte as it is submitted."""
-    return Executor(folder, batch.options, at_once).script(1 if whole else len(batch.run_ids))
+    return Executor(folder, batch).script(1 if batch.whole else len(batch.run_ids))
 
 
-def check(submission: Submission) -> None:
+def check(study: StudyPaths, batches: Sequence[Batch]) -> None:
     """Ask Slurm whether it would accept each script. Raises UsageError with its reason."""
-    for batch in submission.batches:
-        folder = next_folder(submission.study.submitit)
-        text = script(batch, folder, submission.at_once, submission.whole)
+    for batch in batches:
+        text = script(batch, next_folder(study.submitit))
         try:
             slurm_cluster.sbatch(text, batch.options, test=True)
         except UsageError as error:
@@ -130,64 +119,58 @@ def _new_folder(study: StudyPaths) -> Iterator[Path]:
             folder.rmdir()
 
 
-def submit(submission: Submission) -> tuple[list[str], tuple[str, ...], str]:
+def submit(
+    plan: Plan, batches: Sequence[Batch], site: Site, max_restarts: int | None = None
+) -> tuple[list[str], tuple[str, ...], str]:
     """Submit everything; return the ids of the arrays, the runs that are left, and why.
 
     One sbatch per array; an array for which the limit of submitted jobs leaves too little room is
     cut, and what was taken stays. Any other refusal is a UsageError, after what was submitted is
     cancelled.
     """
-    masters: list[str] = []
-    waiting = list(submission.batches)
-    with _new_folder(submission.study) as folder:
+    jobs: list[str] = []
+    waiting = list(batches)
+    with _new_folder(plan.paths) as folder:
         while waiting:
             batch = waiting.pop(0)
             try:
-                masters += _submit(submission, batch, folder)
+                jobs.append(_submit(plan, batch, site.shell(), max_restarts, folder))
             except UsageError as error:
                 limit, half = _LIMIT.search(str(error)), len(batch.run_ids) // 2
-                if limit and half and not submission.whole:  # there may be room for a part of it
+                if limit and half and not batch.whole:  # there may be room for a part of it
                     parts = (batch.run_ids[:half], batch.run_ids[half:])
                     waiting[:0] = [replace(batch, run_ids=part) for part in parts]
-                elif limit and masters:
+                elif limit and jobs:
                     left = tuple(r for b in (batch, *waiting) for r in b.run_ids)
-                    were = "was" if len(left) == 1 else "were"
-                    note = f"{counted(len(left), 'run')} {were} not submitted: {error}"
-                    return masters, left, note
-                elif masters:
-                    slurm_cluster.cancel(masters)
-                    raise UsageError(f"{error}; jobs {', '.join(masters)} were cancelled") from None
+                    return jobs, left, f"not submitted: {counted(len(left), 'run')}: {error}"
+                elif jobs:
+                    slurm_cluster.cancel(jobs)
+                    raise UsageError(f"{error}; jobs {', '.join(jobs)} were cancelled") from None
                 else:
                     raise
-    return masters, (), ""
+    return jobs, (), ""
 
 
-def _submit(submission: Submission, batch: Batch, folder: Path) -> list[str]:
+def _submit(plan: Plan, batch: Batch, site: str, max_restarts: int | None, folder: Path) -> str:
     """Submit one array, and note each run's job in its folder; return the job's id."""
-    whole, restarts = submission.whole, submission.max_restarts
-    executor = Executor(folder, batch.options, submission.at_once)
-    site, paths, lines, first = submission.site.shell(), {}, {}, {}
+    executor, lines, first = Executor(folder, batch), {}, {}
     for run_id in batch.run_ids:
-        spec, paths[run_id] = submission.plan.runs[run_id], submission.study.run(run_id)
-        paths[run_id].folder.mkdir(exist_ok=True)
-        write_whole(paths[run_id].site, site)  # which the job reads as it starts
-        leave_spec(submission.study, run_id, spec)
-        lines[run_id] = job_command(spec, paths[run_id], whole, restarts)
-        first[run_id] = max(paths[run_id].attempt_numbers(), default=-1) + 1
-    if whole:
-        parts = [(str(paths[run_id].folder), lines[run_id]) for run_id in batch.run_ids]
-        jobs = dict.fromkeys(batch.run_ids, executor.submit(sweep_in_job, parts, restarts))
+        spec, paths = plan.runs[run_id], plan.paths.run(run_id)
+        paths.folder.mkdir(exist_ok=True)
+        write_whole(paths.site, site)  # which the job reads as it starts
+        leave_spec(plan.paths, run_id, spec)
+        lines[run_id] = job_command(spec, paths, batch.whole, max_restarts)
+        first[run_id] = max(paths.attempt_numbers(), default=-1) + 1
+    calls = [(str(plan.paths.run(run_id).folder), line) for run_id, line in lines.items()]
+    if batch.whole:
+        jobs = [executor.submit(sweep_in_job, calls, max_restarts)] * len(calls)
     else:
         with executor.batch():
-            calls = [
-                executor.submit(run_in_job, str(paths[run_id].folder), lines[run_id])
-                for run_id in batch.run_ids
-            ]
-        jobs = dict(zip(batch.run_ids, calls, strict=True))
-    for run_id, job in jobs.items():
-        record = {"first_attempt": first[run_id], "shared": whole, "command": lines[run_id]}
-        _note_job(paths[run_id], job, record)
-    return list(dict.fromkeys(job.job_id.split("_")[0] for job in jobs.values()))
+            jobs = [executor.submit(run_in_job, *call) for call in calls]
+    for run_id, job in zip(batch.run_ids, jobs, strict=True):
+        record = {"first_attempt": first[run_id], "shared": batch.whole, "command": lines[run_id]}
+        _note_job(plan.paths.run(run_id), job, record)
+    return jobs[0].job_id.split("_")[0]
 
 
 def _note_job(paths: RunPaths, job: "Job[int]", more: Mapping[str, object]) -> None:
@@ -199,12 +182,8 @@ def _note_job(paths: RunPaths, job: "Job[int]", more: Mapping[str, object]) -> N
     paths.scheduler_log.symlink_to(os.path.relpath(job.paths.stdout, paths.folder))
 
 
-def submit_collect(submission: Submission, masters: Sequence[str]) -> str:
-    """Submit the job that collects and plots after these others, if any; return its id.
-
-    Raises CollectRefused where Slurm does not take it.
-    """
-    study, options = submission.study, submission.batches[0].options
+def submit_collect(study: StudyPaths, options: Options, jobs: Sequence[str]) -> str:
+    """Submit the job that collects and plots after these others; return its id."""
     more: Options = {
         **{k: v for k, v in options.items() if k not in _TRAINING_ONLY},
         "job-name": f"{study.folder.name}-collect",
@@ -212,15 +191,12 @@ def submit_collect(submission: Submission, masters: Sequence[str]) -> str:
         "ntasks": "1",
         "time": "00:15:00",
         "output": output_file(study.collect_log),
+        "dependency": "afterany:" + ":".join(jobs),
+        "kill-on-invalid-dep": "yes",
     }
-    if masters:
-        more |= {"dependency": "afterany:" + ":".join(masters), "kill-on-invalid-dep": "yes"}
     words = ["bash", str(REPOSITORY / "plot_results.sh"), str(study.folder)]
-    try:
-        with _new_folder(study) as folder:
-            job = Executor(folder, more, None).submit(collect_in_job, words)
-    except UsageError as error:
-        raise CollectRefused(str(error)) from None
+    with _new_folder(study) as folder:
+        job = Executor(folder, Batch((), more)).submit(collect_in_job, words)
     write_json(study.collect_job, {"job_id": str(job.job_id)})
     return str(job.job_id)
 
@@ -230,14 +206,14 @@ class SlurmRuns:
     """The submitted jobs of a study."""
 
     plan: Plan
-    masters: Sequence[str]
+    jobs: Sequence[str]
     collect_job: str | None = None
 
     @property
     def where(self) -> str:
         """The ids of the jobs, for a message."""
-        jobs = f"Slurm {'jobs' if len(self.masters) > 1 else 'job'} {', '.join(self.masters)}"
-        return jobs + (f"; job {self.collect_job} then collects" if self.collect_job else "")
+        text = f"Slurm {'jobs' if len(self.jobs) > 1 else 'job'} {', '.join(self.jobs)}"
+        return text + (f"; job {self.collect_job} then collects" if self.collect_job else "")
 
     def running(self, states: States) -> bool:
         """Whether a run of the plan waits or runs; Slurm is asked again before it is not."""
@@ -245,22 +221,24 @@ class SlurmRuns:
 
     def cancel(self) -> None:
         """End the jobs and wait until Slurm reports their end."""
-        slurm_cluster.cancel([*self.masters, *filter(None, [self.collect_job])])
+        slurm_cluster.cancel([*self.jobs, *filter(None, [self.collect_job])])
         wait_for_end(self.plan)
 
 
-def start(wanted: Submission, collect: bool) -> tuple[SlurmRuns, tuple[str, ...], str]:
+def start(
+    plan: Plan, batches: Sequence[Batch], site: Site, request: LaunchRequest
+) -> tuple[SlurmRuns, tuple[str, ...], str]:
     """Submit the jobs and the collecting one; return their handle, what is left, and a note."""
     # Between sbatch and the record of the job's id a signal would leave unknown jobs behind.
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
-        masters, left, note = submit(wanted)
-        runs = SlurmRuns(wanted.plan, masters)
-        if collect and not left:  # else the launch that submits the rest submits it too
+        jobs, left, note = submit(plan, batches, site, request.max_restarts)
+        collector = None
+        if request.collect and not left:  # else the launch that submits the rest submits it too
             try:
-                runs = replace(runs, collect_job=submit_collect(wanted, masters))
-            except CollectRefused as error:
+                collector = submit_collect(plan.paths, batches[0].options, jobs)
+            except UsageError as error:
                 note = f"the collect job was not submitted: {error}; run ./plot_results.sh"
-        return runs, left, note
+        return SlurmRuns(plan, jobs, collector), left, note
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)

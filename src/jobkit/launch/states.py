@@ -88,11 +88,6 @@ class States:
         return self._answers
 
 
-def states(plan: Plan) -> dict[str, RunState]:
-    """Return the current state of each planned run."""
-    return States(plan).look()
-
-
 def wait_for_end(plan: Plan) -> bool:
     """Wait up to a minute until no run of the plan waits or runs; return whether none does."""
     looks, deadline = States(plan), time.monotonic() + _END_WAIT_S

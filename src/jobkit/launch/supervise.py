@@ -346,8 +346,8 @@ def slurm_job_id(environ: Mapping[str, str]) -> str | None:
     return environ.get("SLURM_JOB_ID") or None
 
 
-def prepare_allocation(run: Run) -> str:
-    """Set what the ranks are told of the allocation; return what Slurm says of the job."""
+def prepare_allocation(run: Run) -> None:
+    """Set what the ranks are told of the allocation."""
     environ, job_id = os.environ, os.environ["SLURM_JOB_ID"]
     cores = environ.get("SLURM_CPUS_PER_TASK")
     if cores:
@@ -365,19 +365,16 @@ def prepare_allocation(run: Run) -> str:
                 if link.is_symlink():
                     link.unlink()
                 link.symlink_to(f"logs/train-{job_id}.{kind}")  # never over a file of the user's
-    form = ["env", "TZ=UTC0", "SLURM_TIME_FORMAT=standard"]
-    shown = slurm_jobs.output([*form, "squeue", "-h", "-j", job_id, "-o", "%A|%h|%V|%j|%Z"]) or ""
-    # Of an array's last element it shows all elements.
-    lines = [line.partition("|")[2] for line in shown.splitlines() if line.startswith(f"{job_id}|")]
+    shown = slurm_jobs.output(["squeue", "-h", "-j", job_id, "-o", "%A|%h"]) or ""
     # The counter of a node's energy counts what every job there uses: the ranks read it where no
-    # other job can be, which they cannot see themselves.
+    # other job can be, which they cannot see themselves. Of an array's last element squeue shows
+    # all elements.
     environ.pop("JOBKIT_NODE_ALONE", None)
-    if lines and lines[0].startswith("NO"):
+    if f"{job_id}|NO" in shown.split():
         environ["JOBKIT_NODE_ALONE"] = "1"
-    return lines[0].partition("|")[2] if lines else ""
 
 
-def note_first(run: Run, shown: str) -> None:
+def note_first(run: Run) -> None:
     """Note the job's first attempt: with it the restarts are bounded, also after a requeue."""
     path, job_id = run.paths.attempts / "first", os.environ["SLURM_JOB_ID"]
     if int(os.environ.get("SLURM_RESTART_COUNT") or 0):
@@ -386,8 +383,7 @@ def note_first(run: Run, shown: str) -> None:
             match = re.match(r"(\S+) ([0-9]{1,6})\n", text)
             if match and match[1] == job_id:
                 run.first = int(match[2])
-    # Two clusters give the same numbers: what else Slurm says of the job is for `jobkit cancel`.
-    write_whole(path, f"{job_id} {run.first}\n{shown}\n")
+    write_whole(path, f"{job_id} {run.first}\n")
 
 
 def check_preflight(run: Run) -> int:
@@ -477,13 +473,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     preflight = "preflight" in run.options and run.allocation
     if run.only == "check" or (run.command and run.only and not preflight):
         return Exit.OK
-    shown = prepare_allocation(run) if run.allocation else ""
+    if run.allocation:
+        prepare_allocation(run)
     if not run.only:
         choose_folder(run, in_study)
         claim_attempt(run, signals)
         run.first = run.attempt
         if run.allocation:
-            note_first(run, shown)
+            note_first(run)
         note_job(run)
     os.environ.pop("JOBKIT_LAUNCHER", None)  # what the ranks start is no run of the study
     begun, code = time.monotonic(), check_preflight(run) if preflight else int(Exit.OK)

@@ -1,6 +1,7 @@
 """The table of a study's runs, and what a launch in the foreground prints."""
 
 import re
+import shlex
 import signal
 import statistics
 import time
@@ -15,7 +16,6 @@ from rich.table import Table
 from rich.text import Text
 
 from jobkit.errors import Exit
-from jobkit.launch.command import shown
 from jobkit.launch.launcher import Launch, pause_s
 from jobkit.launch.states import Progress, States, counted, duration, progress
 from jobkit.outcome.state import FINAL, RunState, read_job
@@ -331,7 +331,9 @@ class Foreground:
         folder = short_path(self.launch.folder)
         self._print(f"files: {folder}: a folder for each run, with its log and its records")
         if any_ok:
-            self._print(f"next: ./plot_results.sh {shown([folder])}    (tables, figures, report)")
+            self._print(
+                f"next: ./plot_results.sh {shlex.quote(folder)}    (tables, figures, report)"
+            )
         return Exit.OK if all_ok else Exit.FAILED
 
     def _print_rates(self) -> None:

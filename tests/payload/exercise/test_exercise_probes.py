@@ -18,7 +18,7 @@ import exercise_6_1 as ex61
 from jobkit import exercise
 from jobkit.errors import Exit
 from jobkit.exercise import EXERCISES, script_of, skeleton_of
-from jobkit.launch.cli import make_plan, parser
+from jobkit.launch.cli import make_parser, make_plan
 from ranks import on_ranks, show
 from support.place import ROOT
 
@@ -127,4 +127,4 @@ class Failed:
 def test_the_studies_of_the_last_chapters_are_taken() -> None:
     for number, runs in (("6.2", 2), ("7.1", 4)):
         words = EXERCISES[number][2][0].split()[1:]
-        assert len(make_plan(parser().parse_args(words, Namespace(command=()))).runs) == runs
+        assert len(make_plan(make_parser().parse_args(words, Namespace(command=()))).runs) == runs

@@ -1,5 +1,6 @@
 """What others wrote into a plan or a log never becomes a command, a path, a tag or a formula."""
 
+import shlex
 import csv
 import json
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 from jobkit.analysis.cli import collect_main, plot_main
 from jobkit.analysis.collect.results import collect
 from jobkit.errors import UsageError
-from jobkit.launch.command import job_command, local_command, shown
+from jobkit.launch.command import job_command, local_command
 from jobkit.spec.runspec import RunSpec
 from support import fake_study
 from support.fake_study import FakeRun, logs, make_plan, whole_run
@@ -76,7 +77,7 @@ def test_a_setting_is_refused_or_one_word_of_every_command(evil: str, setting: s
     paths = make_plan(strategies=("ddp",), gpus=(1,)).paths.run("r")
     for command in (local_command(spec, paths.folder), job_command(spec, paths, False)):
         assert value in command
-        line = shown(command)
+        line = shlex.join(command)
         assert "\n" not in line  # it also stands in comments
         assert words_of(line) == command
     assert not Path("pwned").exists()

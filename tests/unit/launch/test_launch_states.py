@@ -88,8 +88,7 @@ def test_a_run_that_failed_is_looked_at_again_once_it_is_started_again(plan, mon
     jobs = [run_of(plan, index).job for index in (0, 1)]
     for job in jobs:
         write_json(job, ended | {"exit_code": 1})
-    request = LaunchRequest(site="local")
-    prepared = launcher.prepare(plan, request)
+    prepared = launcher.prepare(plan, LaunchRequest(site="local"))
     assert {state.status for state in prepared.looks.of_runs.values()} == {"failed"}
 
     def start(*_: object) -> None:
@@ -100,7 +99,7 @@ def test_a_run_that_failed_is_looked_at_again_once_it_is_started_again(plan, mon
             write_json(path, {"exit_code": 0, "status": "ok"})
 
     monkeypatch.setattr(launcher.local, "start", start)
-    launcher.start(prepared, request)
+    launcher.start(prepared)
     assert {state.status for state in prepared.states().values()} == {"ok"}
 
 

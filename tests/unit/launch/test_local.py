@@ -6,12 +6,11 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from jobkit.launch.command import Order, local_command
+from jobkit.launch.command import local_command
 from jobkit.outcome.state import run_state
 from jobkit.paths import read_json
 from jobkit.spec.study import Plan, Study
@@ -33,7 +32,6 @@ def plan_of(folder: Path, text: str, repeats: int = 1) -> Plan:
 
 def drive(folder: Path, text: str, at_once: int = 1, repeats: int = 1, **env: str) -> list[str]:
     seen, plan = folder / "seen", plan_of(folder, text, repeats)
-    order = Order(folder=str(plan.paths.folder), run_ids=list(plan.runs), at_once=at_once)
     runs = {
         run_id: {"line": local_command(spec, plan.paths.run(run_id).folder), "gpus": 1}
         for run_id, spec in plan.runs.items()
@@ -43,7 +41,7 @@ def drive(folder: Path, text: str, at_once: int = 1, repeats: int = 1, **env: st
     with subprocess.Popen(argv, stdin=-1, stdout=-1, text=True, env=own | env) as driver:
         assert driver.stdin
         with driver.stdin:
-            json.dump({"order": asdict(order), "runs": runs}, driver.stdin)
+            json.dump({"runs": runs, "at_once": at_once, "parent": None}, driver.stdin)
         if text.startswith("exec sleep"):
             while not seen.exists() and driver.poll() is None:
                 time.sleep(0.05)

@@ -11,7 +11,7 @@ from jobkit.errors import UsageError
 from jobkit.launch.command import LaunchRequest
 from jobkit.launch.site import Site, known_sites, minutes, site_of_cluster
 from jobkit.launch.slurm_options import Shape as S
-from jobkit.launch.slurm_options import output_file, sbatch_options, submission, verbatim
+from jobkit.launch.slurm_options import make_batches, output_file, sbatch_options, verbatim
 from jobkit.launch.slurm_submit import script
 from jobkit.spec.study import Study
 from support.place import ROOT
@@ -111,13 +111,14 @@ def plan():
 def test_one_batch_a_shape_and_node_hours(tmp_path: Path) -> None:
     site = load(tmp_path, "time = '00:30:00'\ngpus_per_node = 4")
     whole = plan()
-    wanted = submission(whole, list(whole.runs), site, LaunchRequest())
-    assert [(b.shape, len(b.run_ids)) for b in wanted.batches] == [(S(1, 2), 4), (S(2, 4), 4)]
-    assert wanted.node_hours == 4 * 0.5 + 4 * 2 * 0.5
-    one = submission(whole, list(whole.runs), site, LaunchRequest(within_allocation=True))
-    (batch,) = one.batches
-    assert batch.shape == S(2, 4) and batch.options["time"] == "240"
-    assert one.node_hours == 2 * 4
+    first, second = make_batches(whole, list(whole.runs), site, LaunchRequest())
+    assert [len(first.run_ids), len(second.run_ids)] == [4, 4]
+    assert [first.node_hours, second.node_hours] == [4 * 0.5, 4 * 2 * 0.5]
+    request = LaunchRequest(within_allocation=True)
+    (batch,) = make_batches(whole, list(whole.runs), site, request)
+    names = ("nodes", "ntasks-per-node", "time")
+    assert [batch.options[name] for name in names] == ["2", "4", "240"]
+    assert batch.node_hours == 2 * 4
 
 
 @pytest.mark.parametrize("name", ["alps", "example", "minicluster"])
@@ -125,8 +126,8 @@ def test_scripts_compared_whole(name: str, monkeypatch) -> None:
     """The script of each site, frozen; what differs from machine to machine is given here."""
     monkeypatch.setattr("sys.executable", "/venv/bin/python")
     whole = plan()
-    wanted = submission(whole, list(whole.runs), Site.load(name), LaunchRequest(at_once=3))
-    texts = [script(b, Path("/logs/golden/.submitit"), wanted.at_once) for b in wanted.batches]
+    batches = make_batches(whole, list(whole.runs), Site.load(name), LaunchRequest(at_once=3))
+    texts = [script(batch, Path("/logs/golden/.submitit")) for batch in batches]
     assert "\n\n".join(texts) == (GOLDEN / f"{name}.sh").read_text()
 
 

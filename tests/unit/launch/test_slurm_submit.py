@@ -16,9 +16,9 @@ from jobkit.launch.cli import main
 from jobkit.launch.command import LaunchRequest, clean_environment
 from jobkit.launch.site import Site
 from jobkit.launch.slurm_cluster import max_array_size
-from jobkit.launch.slurm_options import Submission, submission
+from jobkit.launch.slurm_options import make_batches
 from jobkit.paths import read_json
-from jobkit.spec.study import Plan, Study
+from jobkit.spec.study import Study
 from support.place import script as executable
 
 # Notes its words, its environment and what it reads; the ids count from 7. Refuses a job for which
@@ -61,14 +61,22 @@ def limit(slurm: Path, places: int, why: str = LIMIT) -> None:
     (slurm / "why").write_text(why)
 
 
-def wanted(repeats: int, **request: bool) -> Submission:
-    plan = Study(name="s", strategies=("ddp",), gpus=(1, 2), repeats=repeats).expand()
-    plan.save()
-    return part_of(plan, list(plan.runs), **request)
+class Given:
+    """A saved plan, and what of it is to be submitted."""
 
+    def __init__(self, repeats: int) -> None:
+        plan = Study(name="s", strategies=("ddp",), gpus=(1, 2), repeats=repeats).expand()
+        plan.save()
+        self.plan, self.site = plan, Site(name="here")
+        self.batches = make_batches(plan, list(plan.runs), self.site, LaunchRequest())
+        self.order = [run_id for batch in self.batches for run_id in batch.run_ids]
 
-def part_of(plan: Plan, run_ids: Sequence[str], **request: bool) -> Submission:
-    return submission(plan, run_ids, Site(name="here"), LaunchRequest(**request))
+    def submit(self, run_ids: Sequence[str] = ()) -> tuple[list[str], tuple[str, ...], str]:
+        batches = make_batches(self.plan, run_ids or self.order, self.site, LaunchRequest())
+        return submit.submit(self.plan, batches, self.site)
+
+    def submission(self, run_id: str) -> dict[str, Any] | None:
+        return read_json(self.plan.paths.run(run_id).submission)
 
 
 def environment(slurm: Path, job_id: str) -> dict[str, str]:
@@ -77,31 +85,30 @@ def environment(slurm: Path, job_id: str) -> dict[str, str]:
 
 
 def test_an_array_for_each_shape_with_the_script_that_a_dry_run_prints(slurm: Path) -> None:
-    given = wanted(repeats=3)
-    assert submit.submit(given) == (["7", "8"], (), "")
+    given = Given(repeats=3)
+    assert given.submit() == (["7", "8"], (), "")
     for job_id, batch in zip(["7", "8"], given.batches, strict=True):
-        text = submit.script(batch, given.study.submitit / "0", given.at_once)
+        text = submit.script(batch, given.plan.paths.submitit / "0")
         assert "#SBATCH --array=0-2%3\n" in text
         assert (slurm / f"{job_id}.script").read_text() == text
         assert (slurm / f"{job_id}.words").read_text() == "--parsable\n"
         for index, run_id in enumerate(batch.run_ids):
-            paths = given.study.run(run_id)
-            assert paths.script.read_text() == text
-            assert (read_json(paths.submission) or {})["job_id"] == f"{job_id}_{index}"
+            assert given.plan.paths.run(run_id).script.read_text() == text
+            assert (given.submission(run_id) or {})["job_id"] == f"{job_id}_{index}"
 
 
 def test_sbatch_sees_no_variables_of_an_outer_job_and_nothing_of_ours_is_written(slurm) -> None:
     before = dict(os.environ)
-    given = wanted(repeats=2)
-    masters, _, _ = submit.submit(given)
-    collector = submit.submit_collect(given, masters)
+    given = Given(repeats=2)
+    jobs, _, _ = given.submit()
+    collector = submit.submit_collect(given.plan.paths, given.batches[0].options, jobs)
     assert dict(os.environ) == before
-    for job_id in (*masters, collector):
+    for job_id in (*jobs, collector):
         seen = environment(slurm, job_id)
         assert not {"SBATCH_PARTITION", "SLURM_JOB_ID", "RANK"} & set(seen)
         assert seen["WANDB_API_KEY"] == SECRET
-    assert f"afterany:{':'.join(masters)}" in (slurm / f"{collector}.script").read_text()
-    files = [path for path in given.study.folder.rglob("*") if path.is_file()]
+    assert f"afterany:{':'.join(jobs)}" in (slurm / f"{collector}.script").read_text()
+    files = [path for path in given.plan.paths.folder.rglob("*") if path.is_file()]
     assert len(files) > 10
     assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
 
@@ -115,46 +122,38 @@ def test_a_variable_of_an_outer_job_or_launcher_reaches_no_run() -> None:
     assert clean_environment({**dict.fromkeys(names.split(), "outer"), **user}) == user
 
 
-def test_what_refuses_a_job_is_told_before_anything_is_submitted(slurm: Path) -> None:
+def test_a_refusal_is_told_before_anything_is_submitted_and_leaves_nothing(slurm: Path) -> None:
     """That there is no place for all of an array is no refusal."""
-    given = wanted(repeats=3)
+    given = Given(repeats=3)
     limit(slurm, 2, "Invalid job array specification")
     with pytest.raises(UsageError, match="Invalid job array specification"):
-        submit.check(given)
-    limit(slurm, 2)
-    submit.check(given)
-
-
-def test_a_refusal_is_told_and_leaves_no_submission(slurm: Path) -> None:
-    limit(slurm, 0, "no")
-    given = wanted(repeats=1)
+        submit.check(given.plan.paths, given.batches)
     with pytest.raises(UsageError, match="sbatch rejected the job: Batch job submission failed"):
-        submit.submit(given)
-    assert not any(given.study.run(r).submission.exists() for r in given.plan.runs)
-    with pytest.raises(submit.CollectRefused, match="sbatch rejected the job"):
-        submit.submit_collect(given, ["7"])
+        given.submit()
+    assert not any(map(given.submission, given.order))
+    limit(slurm, 2)
+    submit.check(given.plan.paths, given.batches)
 
 
 def test_what_slurm_took_stays_where_the_limit_of_jobs_is_reached(slurm: Path) -> None:
     """An array for which there is too little room is cut; the rest is for the next call."""
     limit(slurm, 4)
-    given = wanted(repeats=3)
-    masters, left, note = submit.submit(given)
-    runs = [run_id for batch in given.batches for run_id in batch.run_ids]
-    assert list(left) == runs[4:] and len(masters) == 2
-    assert note.startswith("2 runs were not submitted: sbatch rejected the job: ")
-    assert not any(given.study.run(run_id).submission.exists() for run_id in left)
+    given = Given(repeats=3)
+    jobs, left, note = given.submit()
+    assert list(left) == given.order[4:] and len(jobs) == 2
+    assert note.startswith("not submitted: 2 runs: sbatch rejected the job: ")
+    assert not any(map(given.submission, left))
     assert not (slurm / "cancelled").exists()
     with pytest.raises(UsageError, match="job submit limit"):
-        submit.submit(part_of(given.plan, left))  # there is still no place
+        given.submit(left)  # there is still no place
     limit(slurm, 2)
-    assert submit.submit(part_of(given.plan, left))[1:] == ((), "")
+    assert given.submit(left)[1:] == ((), "")
 
 
 def test_another_refusal_ends_what_was_submitted(slurm: Path) -> None:
     limit(slurm, 3, "Invalid account or account/partition combination specified")
     with pytest.raises(UsageError, match=r"Invalid account.*; jobs 7 were cancelled"):
-        submit.submit(wanted(repeats=3))
+        Given(repeats=3).submit()
     assert (slurm / "cancelled").read_text() == "--state=PENDING 7\n7\n"
     (slurm / "cancelled").unlink()
     slurm_cluster.cancel([])  # a filter without a job would cancel every job of the user that waits
@@ -174,7 +173,7 @@ def test_a_study_that_slurm_took_in_part_says_how_it_goes_on(slurm, monkeypatch,
     limit(slurm, 4)
     assert main([*words.split(), "--no-wait"]) == Exit.INCOMPLETE
     said = " ".join(capsys.readouterr().out.split())
-    assert "2 runs were not submitted: " in said
+    assert "not submitted: 2 runs: " in said
     assert "then: the same command again, which submits the other 2 runs" in said
     assert collectors() == 0
     noted = (slurm.parent / "logs" / "part").glob("*/submission.json")
@@ -197,10 +196,10 @@ def test_a_study_that_slurm_took_in_part_says_how_it_goes_on(slurm, monkeypatch,
 def test_an_array_has_as_many_elements_as_the_cluster_takes(slurm, monkeypatch) -> None:
     (slurm / "slurm.conf").write_text("ClusterName=c\nMaxArraySize=2 # small\n")
     monkeypatch.setenv("SLURM_CONF", str(slurm / "slurm.conf"))
-    given = wanted(repeats=3)
+    given = Given(repeats=3)
     assert [len(b.run_ids) for b in given.batches] == [2, 1, 2, 1]
-    assert sorted(r for b in given.batches for r in b.run_ids) == sorted(given.plan.runs)
-    assert submit.submit(given)[0] == ["7", "8", "9", "10"]
+    assert sorted(given.order) == sorted(given.plan.runs)
+    assert given.submit()[0] == ["7", "8", "9", "10"]
     assert "#SBATCH --array=0-1%2\n" in (slurm / "9.script").read_text()
     assert "--array" not in (slurm / "10.script").read_text()
     monkeypatch.setenv("SLURM_CONF", str(slurm / "none"))
@@ -222,7 +221,7 @@ def test_a_run_of_dp_requests_all_gpus_of_its_node(form, dp, ddp, whole) -> None
     def asked(*strategies: str, gpus: Any = (1,), within: bool = False, **more: Any) -> object:
         plan = Study(name="s", strategies=strategies, gpus=gpus, **more).expand()
         request = LaunchRequest(within_allocation=within)
-        (batch,) = submission(plan, list(plan.runs), site, request).batches
+        (batch,) = make_batches(plan, list(plan.runs), site, request)
         return batch.options[form]
 
     assert (asked("dp"), asked("ddp")) == (dp, ddp)
