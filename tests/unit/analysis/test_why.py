@@ -62,7 +62,7 @@ JITTER = [[2 * MS * CHANCE.random() for _ in range(16)] for _ in range(64)]
         # Once in 15 steps: not lasting, and not typical either.
         (4, lambda j, i: 400 * MS * (i == 1 and j == 7), {"waiting_s": 0}),
         # A burst of six steps, as by another process on its core.
-        (2, lambda j, i: 30 * MS * (i == 1 and j < 6), {}),
+        (2, lambda j, i: 6 * MS * (i == 1 and j < 6), {}),
         # Now one and now the other, and one of them a little more often.
         (2, lambda j, i: 40 * MS * (i == (j % 5 < 3)), {}),
         # Jitter of 2 ms is in turn.
