@@ -1,6 +1,6 @@
 """The preflight as a job: a sound allocation, and one that is not."""
 
-import json
+import re
 import socket
 import sys
 
@@ -18,17 +18,13 @@ def step(cluster, kit: Checkout, line: str, *words: str, **env: str):
 
 
 def test_a_sound_allocation_is_measured(cluster, kit: Checkout) -> None:
-    done = step(cluster, kit, f'exec {CHECK} "$@"', "--json", "--timeout", "300")
+    done = step(cluster, kit, f'exec {CHECK} "$@"', "--timeout", "300")
     assert done.returncode == 0, done.stdout + done.stderr
-    said = json.loads(done.stdout[done.stdout.index("{") :])
-    assert said["ok"] and said["exit_code"] == 0 and said["faults"] == []
-    places = [(f["rank"], f["local_rank"], f["local_world_size"]) for f in said["ranks"]]
-    assert places == [(0, 0, 1), (1, 0, 1)] and len({f["host"] for f in said["ranks"]}) == 2
-    measured = {check["check"]: check["measured"] for check in said["checks"]}
-    assert "right over 2 ranks" in measured["all_reduce"] and "us" in measured["all_reduce"]
-    assert "GB/s between 2 nodes" in measured["bandwidth"]
-    assert measured.pop("transports") == "", "only NCCL says which way it takes"
-    assert all(measured.values()), measured
+    said = done.stdout
+    assert "all checks passed" in said and "FAULT" not in said
+    assert re.search(r"ok ranks: world size 2, each rank once; n\d 0, n\d 1\n", said), said
+    assert re.search(r"all_reduce: right over 2 ranks with gloo; latency \d+ us", said)
+    assert "GB/s between 2 nodes" in said
     assert not [*(kit.folder / "logs").rglob(".preflight*"), *kit.data.glob(".*")]
 
 

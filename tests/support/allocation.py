@@ -1,6 +1,6 @@
 """An allocation of two nodes with two GPUs each, in which a preflight finds nothing wrong."""
 
-TOLD = {"log_dir": "/logs", "group": True}
+TOLD = {"probe": ".preflight-1", "group": True}
 
 
 def sound(nodes: int = 2, per_node: int = 2) -> list[dict]:
@@ -11,7 +11,7 @@ def sound(nodes: int = 2, per_node: int = 2) -> list[dict]:
         name = f"n{node + 1}"
         facts.append({
             "rank": rank, "local_rank": local, "world_size": world, "local_world_size": per_node,
-            "place_fault": "", "tasks": world, "nodes": [f"n{n + 1}" for n in range(nodes)],
+            "tasks": world, "nodes": [f"n{n + 1}" for n in range(nodes)],
             "host": name, "machine": f"m{node}", "hostname": name, "interface": "",
             "master_addr": "n1", "master_port": 12345, "master_ips": ["10.0.0.1"],
             "own_ips": [f"10.0.0.{node + 1}"], "gpus": per_node, "gpu": f"GPU-{node}-{local}",
@@ -19,10 +19,10 @@ def sound(nodes: int = 2, per_node: int = 2) -> list[dict]:
             "torch_cuda": "12.6", "architectures": ["sm_80", "sm_90"], "capability": "sm_86",
             "cores": [local * 4 + core for core in range(4)], "machine_cores": 64, "threads": 2,
             "versions": {"python": "3.11.2", "torch": "2.12", "jobkit": "0.1 (source abc)"},
-            "commit": "c0ffee" * 6, "log_dir": "/logs", "log_fault": "",
+            "log_dir": "/logs", "log_fault": "",
         })  # fmt: skip
-    facts[0] |= {"dataset": "cifar10", "data_dir": "/data", "data_fault": "", "cached": True}
-    facts[0] |= {"cache": "/data/cache/c", "data_dir_fault": ""}
+    facts[0] |= {"dataset": "cifar10", "data_dir": "/data", "data_fault": ""}
+    facts[0] |= {"cache": "/data/cache/c"}
     return facts
 
 
@@ -30,7 +30,8 @@ def outcome(facts: list[dict]) -> list[dict]:
     """What the ranks did together, nothing wrong."""
     size = len(facts)
     return [
-        {"rank": f["rank"], "host": f["host"], "hidden": [], "cache_fault": "", "backend": "nccl",
+        {"rank": f["rank"], "host": f["host"], "hidden": False, "cache_fault": "",
+         "backend": "nccl",
          "sum": size * (size + 1) / 2, "latency_us": 20.0, "mib": 256, "members": 2,
          "bus_mb_per_s": 20000.0, "links": [(0, 1, "P2P/CUMEM"), (1, 2, "NET/IB GDRDMA")]}
         for f in facts

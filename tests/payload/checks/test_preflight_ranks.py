@@ -22,9 +22,8 @@ from jobkit.checks.preflight.rendezvous import (
     Connection,
     Rendezvous,
     Unreachable,
-    connect,
+    connect_or_listen,
     listen,
-    listener_or_connection,
 )
 from jobkit.payload.place import RankEnv
 from support.place import ROOT
@@ -66,6 +65,7 @@ def test_two_ranks_add_up_and_measure_their_bandwidth(tmp_path: Path, fork_serve
     assert [one.exitcode for one in ranks] == [0, 0], said
     assert said.count("all checks passed") == 1
     assert "right over 2 ranks" in said and "2 ranks of a node" in said
+    assert not [*(tmp_path / "logs").glob(".preflight*")]
 
 
 def test_a_signal_has_the_coordinator_report_at_once(monkeypatch, capsys) -> None:
@@ -93,13 +93,22 @@ def test_a_torch_that_cannot_be_imported_is_one_line(tmp_path) -> None:
     assert "libcudart.so.12" in done.stdout and done.stdout.count("\n") == 1
 
 
-def test_bad_words_end_with_2(capsys, monkeypatch) -> None:
-    assert cli.main(["--timeout", "7200"]) == 2
+def test_bad_words_end_with_2_and_a_place_that_contradicts_itself_with_5(
+    capsys, monkeypatch
+) -> None:
     assert cli.main(["--dataset", "cifar11"]) == 2
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert cli.main([]) == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 3 and "bash run.sh --preflight --dry-run" in said
+    assert said.count("\n") == 2 and "bash run.sh --preflight --dry-run" in said
+    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_PROCID": "2"}
+    step |= {"SLURM_LOCALID": "0", "SLURM_NTASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "2,1"}
+    for name, value in step.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["--dataset", "synthetic"]) == 5
+    said = capsys.readouterr().out
+    assert said.startswith("[preflight] FAULT ranks: rank 2 on ") and said.count("\n") == 1
+    assert "the step has 3 tasks, [2, 1] on its nodes" in said
 
 
 # --- a rendezvous in this process ------------------------------------------------------------
@@ -121,7 +130,7 @@ class Served:
         return self.do(self.rendezvous.gather(stage, count, timeout_s))
 
     def join(self, token: str = "t", **name) -> Connection:
-        return connect("127.0.0.1", self.port, token, {**NAME, **name})
+        return Connection("127.0.0.1", self.port, token, {**NAME, **name})
 
 
 def test_a_stage_ends_when_all_who_are_left_have_answered() -> None:
@@ -136,7 +145,7 @@ def test_a_stage_ends_when_all_who_are_left_have_answered() -> None:
     threading.Timer(0.3, ranks[2].send, [{"stage": "results", "number": 2}]).start()
     before = time.monotonic()
     assert {m["number"] for m in served.gather("results", 3, 250)} == {0, 2}
-    served.rendezvous.hurry()
+    served.rendezvous.hurried = True
     assert len(served.gather("facts", 4, 250)) == 3
     assert time.monotonic() - before < 200
 
@@ -150,41 +159,23 @@ def test_who_does_not_come_or_only_connects_is_waited_for_in_vain() -> None:
     hangs.close()
 
 
-@pytest.mark.parametrize("says", [b"SSH-2.0-other\r\n", b""], ids=["talks", "silent"])
-def test_another_program_at_the_port_is_passed_by(says: bytes, monkeypatch) -> None:
-    monkeypatch.setattr(rendezvous, "_HELLO_S", 1.0)
-    served, kept = Served(), []
-    with socket.create_server(("", 0)) as other:
+def test_rank_0_listens_where_nobody_does_and_others_never(monkeypatch) -> None:
+    """Another program at the port, which talks or is silent, is not taken for the job's."""
+    monkeypatch.setattr(rendezvous, "_HELLO_S", 0.5)
 
-        def serve() -> None:
-            kept.append(other.accept()[0])
-            kept[0].sendall(says)
+    def meet(port: int, **more) -> Connection | socket.socket:
+        join = lambda: Connection("127.0.0.1", port, "t", NAME)  # noqa: E731
+        return connect_or_listen(join, port, **more)
 
-        threading.Thread(target=serve, daemon=True).start()
-        met = listener_or_connection(
-            [other.getsockname()[1], served.port],
-            lambda port: connect("127.0.0.1", port, "t", NAME),
-            here=True, first=False, timeout_s=300,
-        )  # fmt: skip
-        assert isinstance(met, Connection) and kept, "the port was not tried"
-        kept[0].close()
-
-
-def test_who_listens_when_nobody_does(monkeypatch) -> None:
-    """Rank 0 at once; where it never comes another process of its machine; elsewhere none."""
-
-    def meet(**more) -> Connection | socket.socket:
-        join = lambda port: connect("127.0.0.1", port, "t", NAME)  # noqa: E731
-        return listener_or_connection([free_port()], join, **more)
-
-    monkeypatch.setattr(rendezvous, "_PATIENCE_S", 600)
-    meet(here=True, first=True, timeout_s=300).close()
+    meet(free_port(), listens=True, timeout_s=300).close()
     with pytest.raises(Unreachable, match="Connection refused"):
-        meet(here=False, first=True, timeout_s=0.5)
-    with pytest.raises(Unreachable, match="Connection refused"):
-        meet(here=True, first=False, timeout_s=0.5)
-    monkeypatch.setattr(rendezvous, "_PATIENCE_S", 1.2)
-    meet(here=True, first=False, timeout_s=300).close()
+        meet(free_port(), listens=False, timeout_s=0.5)
+    assert isinstance(meet(Served().port, listens=True, timeout_s=300), Connection)
+    for says in (b"SSH-2.0-other\r\n", b""):
+        with socket.create_server(("", 0)) as other:
+            threading.Thread(target=lambda: other.accept()[0].sendall(says), daemon=True).start()  # noqa: B023
+            with pytest.raises(Unreachable, match="another program or another job listens there"):
+                meet(other.getsockname()[1], listens=True, timeout_s=0.1)
 
 
 def test_a_rendezvous_does_not_take_another_jobs_rank_nor_tell_its_token() -> None:
@@ -230,20 +221,9 @@ def test_a_launcher_inside_a_step_has_ranks_of_its_own() -> None:
     """torchrun as the one task of a node: the step's tasks are not its ranks."""
     step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "n[1-2]", "SLURMD_NODENAME": "n2"}
     place = RankEnv(rank=5, local_rank=1, world_size=8, local_world_size=4, master_addr="n1")
-    found = preflight_facts.who(place, "", step)
+    found = preflight_facts.who(place, step)
     assert (found["tasks"], found["nodes"], found["host"]) == (2, ["n1", "n2"], "n2")
-    assert preflight_facts.who(place, "", {**step, "TORCHELASTIC_RUN_ID": "x"})["tasks"] is None
-
-
-def test_a_place_that_contradicts_itself_can_still_be_told() -> None:
-    step = {"SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "n[1-2]"}
-    step |= {"SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "3"}
-    step |= {"SLURM_NTASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "2,1"}
-    place, fault = preflight_facts.claimed_place(step)
-    assert "the step has 3 tasks, [2, 1] on its nodes" in fault
-    assert (place.rank, place.world_size, place.master_addr) == (2, 3, "n1")
-    place, fault = preflight_facts.claimed_place({"RANK": "x", "WORLD_SIZE": "2"})
-    assert "cannot be read" in fault and place.world_size == 1
+    assert preflight_facts.who(place, {**step, "TORCHELASTIC_RUN_ID": "x"})["tasks"] is None
 
 
 def test_files_and_folders_are_tried_and_not_only_listed(tmp_path) -> None:
@@ -257,6 +237,8 @@ def test_files_and_folders_are_tried_and_not_only_listed(tmp_path) -> None:
     assert list((tmp_path / "new").iterdir()) == []
     (tmp_path / "file").write_text("")
     assert preflight_facts.write_fault(tmp_path / "file") == "File exists"
+    found = preflight_facts.data("synthetic", tmp_path / "file", (8, 8))
+    assert found["cache"] is None and found["data_fault"].endswith("cannot be written: File exists")
     (tmp_path / "a.py").write_text("1")
     first = preflight_facts.source_digest(tmp_path)
     assert preflight_facts.source_digest(tmp_path) == first

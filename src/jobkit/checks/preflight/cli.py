@@ -10,12 +10,10 @@ connect are named.
 """
 
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jobkit.checks.requests import PreflightRequest
 from jobkit.errors import Exit, Parser, UsageError, at_least, command
 from jobkit.gpus import hide_gpus
 from jobkit.paths import logs_root
@@ -23,7 +21,7 @@ from jobkit.payload import main as payload
 
 EPILOG = """examples:
   bash run.sh --preflight --dry-run            in an allocation (salloc, or a batch script)
-  python -m jobkit preflight --json            this machine, as one JSON object
+  python -m jobkit preflight                   this machine
   srun python -m jobkit.checks.preflight.cli -- --dataset folder:/data/images
 
 Options of the training follow --: its --dataset, --data-dir and --device are checked too.
@@ -37,41 +35,14 @@ def parser() -> Parser:
         description="Check an allocation on every rank: ranks, GPUs, cores, network, data, logs.",
         epilog=EPILOG,
     )
-    options.add_argument(
-        "--run-dir", type=Path, metavar="DIR", help="folder of the run (default: logs/)"
-    )
-    options.add_argument(
-        "--dataset", metavar="NAME", help="dataset that must be readable (default: cifar10)"
-    )
-    options.add_argument(
-        "--data-dir", metavar="DIR", help="folder of the data (default: as for a run)"
-    )
-    options.add_argument("--device", metavar="TYPE", help="auto, cpu or cuda (default: auto)")
-    options.add_argument(
-        "--timeout",
-        type=at_least(float, 1),
-        default=30,
-        metavar="SECONDS",
-        help="how long to wait for ranks to connect (default: 30)",
-    )
-    options.add_argument("--json", action="store_true", help="print one JSON object")
+    add = options.add_argument
+    add("--run-dir", type=Path, metavar="DIR", help="folder of the run (default: logs/)")
+    add("--dataset", metavar="NAME", help="dataset that must be readable (default: cifar10)")
+    add("--data-dir", metavar="DIR", help="folder of the data (default: as for a run)")
+    add("--device", metavar="TYPE", help="auto, cpu or cuda (default: auto)")
+    waits = "how long to wait for ranks to connect (default: 30)"
+    add("--timeout", type=at_least(float, 1, 3600), default=30, metavar="SECONDS", help=waits)
     return options
-
-
-def read_request(argv: Sequence[str]) -> PreflightRequest:
-    """Return what the command line asks for; raises UsageError for what cannot be used."""
-    words = list(argv)
-    at = words.index("--") if "--" in words else len(words)
-    args = parser().parse_args(words[:at])
-    training = payload.parser().parse_args(words[at + 1 :])
-    for name in ("dataset", "data_dir", "device"):
-        if (value := getattr(args, name)) is not None:
-            setattr(training, name, value)
-    if args.timeout > 3600:
-        raise UsageError(f"--timeout {args.timeout:g}: must be 3600 seconds or less")
-    spec, _ = payload.read_settings(training)
-    folder = args.run_dir or training.run_dir or logs_root()
-    return PreflightRequest(folder.absolute(), spec, args.timeout, args.json)
 
 
 @command
@@ -81,31 +52,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     With one code that is not 0, and that one last, srun ends with it, and not with the code of a
     rank that it has killed.
     """
-    request = read_request(sys.argv[1:] if argv is None else argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    at = words.index("--") if "--" in words else len(words)
+    args, training = parser().parse_args(words[:at]), payload.parser().parse_args(words[at + 1 :])
+    for name in ("dataset", "data_dir", "device"):
+        if (value := getattr(args, name)) is not None:
+            setattr(training, name, value)
+    spec, _ = payload.read_settings(training)
+    run_dir = (args.run_dir or training.run_dir or logs_root()).absolute()
     if "SLURM_JOB_ID" in os.environ and not {"SLURM_STEP_ID", "RANK"} & set(os.environ):
         raise UsageError(
             "this is an allocation, and not a step of it: check it on every rank with "
             "`bash run.sh --preflight --dry-run`"
         )
-    if request.spec.device == "cpu":
+    if spec.device == "cpu":
         hide_gpus()
     try:
         from jobkit.checks.preflight.rank import PreflightRank
+
+        made = PreflightRank(run_dir, spec, args.timeout)
     except (ImportError, OSError) as error:  # OSError: a library that torch needs
-        where = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-        rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
-        print(
-            f"[preflight] FAULT versions: rank {rank} on {where}: {error} ({sys.executable}); fix: "
-            "use the same environment or container on all nodes, with torch and torchvision",
-            flush=True,
-        )
-        return Exit.PREFLIGHT
-    # Should all else hang, in a driver or a file system, the kernel ends the process.
-    signal.alarm(int(request.timeout_s + request.together_s + 3))
-    try:
-        return PreflightRank(request).check()
-    finally:
-        signal.alarm(0)
+        fault = f"versions: {{}}: {error} ({sys.executable}); fix: use the same environment or "
+        fault += "container on all nodes, with torch and torchvision"
+    except UsageError as error:  # of the launcher's variables, with the fix
+        fault = f"ranks: {{}}: {error}; fix: start ranks with srun as run.sh does"
+    else:
+        return made.check()
+    rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
+    where = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+    print("[preflight] FAULT", fault.format(f"rank {rank} on {where}"), flush=True)
+    return Exit.PREFLIGHT
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -45,11 +45,9 @@ def together(place: RankEnv, wanted: str, timeout_s: float) -> Results:
             lines = str(error).strip().split("\n")
             return {"group_fault": f"{type(error).__name__}: {lines[0][:300]}"}
 
-    late = {
-        "group_fault": f"not finished within {timeout_s + 3:.0f} s: a rank or the network hangs"
-    }
+    late = f"not finished within {timeout_s + 3:.0f} s: a rank or the network hangs"
     try:
-        return within(timeout_s + 3, work, late)
+        return within(timeout_s + 3, work, {"group_fault": late})
     finally:
         if is_ours:  # a thread that hangs in NCCL may hold it open still
             shutil.rmtree(log.path.parent, ignore_errors=True)
@@ -57,9 +55,9 @@ def together(place: RankEnv, wanted: str, timeout_s: float) -> Results:
 
 def _measure(group: Group, log: "Log", timeout: timedelta) -> Results:
     """Return the sum over all ranks, the latency, and the bandwidth between nodes (or ranks)."""
-    place = group.place
+    place, device = group.place, group.device
     total = group.reduce({"ranks": place.rank + 1}, "sum")["ranks"]
-    latency_s = _seconds(group, torch.ones(1, device=group.device), 20, None)
+    latency_s = _seconds(torch.ones(1, device=device), 20, None)
     results: Results = {"backend": group.backend, "sum": total, "latency_us": latency_s * 1e6}
     # One rank per node; all of them on one node. What is connected for the large all_reduces has
     # the ranks of this smaller group in NCCL's log.
@@ -68,27 +66,19 @@ def _measure(group: Group, log: "Log", timeout: timedelta) -> Results:
     found = links(log.new_text(), range(place.world_size))
     if len(members) > 1:
         inner = dist.new_group(members, timeout=timeout)  # every rank must call this
+        for mib in _SIZES_MIB[device.type] if place.rank in members else ():
+            seconds = _seconds(torch.ones(int(mib * 2**18), device=device), _TIMES, inner)
+            bus = mib * 2**20 / seconds * bus_factor("all_reduce", len(members))
+            results |= {"mib": mib, "members": len(members), "bus_mb_per_s": bus / 1e6}
+            if seconds * 16 * (_TIMES + 1) > _BUDGET_S:  # the next size would take too long
+                break
         if place.rank in members:
-            results |= _bandwidth(group, members, inner)
-            results["wrong_sums"] = wrong_sums(group.device, members.index(place.rank), inner)
+            results["wrong_sums"] = wrong_sums(device, members.index(place.rank), inner)
         dist.barrier()
     if group.backend == "nccl":
         found += links(log.new_text(), members)
         results["links"] = list(dict.fromkeys(found))[:_MAX_LINKS]
     group.close()
-    return results
-
-
-def _bandwidth(group: Group, members: Sequence[int], inner: Any) -> Results:
-    """Return the busbw of the largest all_reduce that fits into the budget."""
-    results: Results = {}
-    for mib in _SIZES_MIB[group.device.type]:
-        tensor = torch.ones(int(mib * 2**18), device=group.device)
-        seconds = _seconds(group, tensor, _TIMES, inner)
-        bus = mib * 2**20 / seconds * bus_factor("all_reduce", len(members))
-        results = {"mib": mib, "members": len(members), "bus_mb_per_s": bus / 1e6}
-        if seconds * 16 * (_TIMES + 1) > _BUDGET_S:  # the next size would take too long
-            break
     return results
 
 
@@ -112,19 +102,18 @@ def wrong_sums(device: torch.device, index: int, inner: Any) -> str:
     return ""
 
 
-def _seconds(group: Group, tensor: torch.Tensor, times: int, inner: Any) -> float:
+def _seconds(tensor: torch.Tensor, times: int, inner: Any) -> float:
     """Return the median seconds of an all_reduce, maximum over ranks: so all decide the same."""
-    wait: Callable[[], Any] = (
-        torch.cuda.synchronize if group.device.type == "cuda" else lambda: None
-    )
     taken = []
     for _ in range(times + 1):
-        wait()
+        if tensor.is_cuda:
+            torch.cuda.synchronize()
         start = time.perf_counter()
         dist.all_reduce(tensor, dist.ReduceOp.MAX, group=inner)
-        wait()
+        if tensor.is_cuda:
+            torch.cuda.synchronize()
         taken.append(time.perf_counter() - start)
-    slowest = torch.tensor([statistics.median(taken[1:])], dtype=torch.float64, device=group.device)
+    slowest = tensor.new_tensor([statistics.median(taken[1:])], dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX, group=inner)
     return float(slowest)
 

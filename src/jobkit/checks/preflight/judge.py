@@ -5,26 +5,40 @@ Each returns what was measured, and what is wrong with its fix.
 
 import ipaddress
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from jobkit.checks.preflight.report import (
-    CheckResult,
-    Facts,
-    by_host,
-    counted,
-    grouped,
-    named_ranks,
-    ranges,
-    where,
-)
+Facts = dict[str, Any]
+
+
+@dataclass
+class CheckResult:
+    """What one check measured, and what is wrong."""
+
+    check: str
+    text: str = ""  # what was measured
+    faults: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def fault(self, where: str, what: str, fix: str) -> None:
+        """Add what is wrong."""
+        self.faults.append(f"{self.check}: {where}: {what}; fix: {fix}")
+
+    def note(self, text: str) -> None:
+        """Add what may slow a training down."""
+        self.notes.append(f"{self.check}: {text}")
+
+    def lines(self) -> list[str]:
+        """The lines for people: one for each fault and note, or one for what was measured."""
+        ok = [f"ok {self.check}: {self.text}"] if self.text and not self.faults else []
+        faults = [f"FAULT {fault}" for fault in self.faults]
+        return [*faults, *ok, *(f"note {note}" for note in self.notes)]
+
 
 # Where one of these found a fault, a group would only hang, or fail for a reason already reported.
-NEEDED_FOR_A_GROUP = ("presence", "ranks", "world", "gpus", "master", "port")
+NEEDED_FOR_A_GROUP = ("presence", "ranks", "gpus", "master", "port")
 MIN_CORES_PER_GPU = 4  # Python, autograd, NCCL's proxies, checkpoints: a thread each
-_MIN_SHM_MIB = 512  # a container's default is 64; NCCL has buffers there for each pair of ranks
-_SOCKETS_PER_RANK = 3  # groups of Gloo, each of which connects a rank with every other
-_OTHER_FILES = 256
 _ABSURD_MB_PER_S = 10.0  # less than Fast Ethernet: training would only wait
 _MIN_NCCL_MB_PER_S = 5000.0  # where no rate is known: TCP over a fast network gives 1 to 3 GB/s
 _MIN_GLOO_MB_PER_S = 100.0
@@ -36,13 +50,10 @@ _HUNG_NODE = (
 )
 _START_WITH_SRUN = (
     "start ranks with srun as run.sh does, and export no RANK, WORLD_SIZE or SLURM_* variable in "
-    "the batch script: there they have one value for all ranks"
-)
-_BLOCK = "srun --distribution=block, with the same number of ranks on each node"
-_WORLD_SIZE = (
-    "unset WORLD_SIZE, and do not set SLURM_NTASKS by hand; sizes come from --nodes and "
+    "the batch script: there they have one value for all ranks; sizes come from --nodes and "
     "--ntasks-per-node"
 )
+_BLOCK = "srun --distribution=block, with the same number of ranks on each node"
 _GPU_PER_RANK = (
     "ask for one GPU per rank (--gpus-per-node as --ntasks-per-node), or say --device cpu"
 )
@@ -54,13 +65,9 @@ _BIND_CORES = (
     "srun --cpu-bind=cores and --cpus-per-task (sbatch and srun both), and no taskset or "
     "KMP_AFFINITY around Python"
 )
-_MASTER_NAME = (
-    "take the name from the 127.x line of /etc/hosts there, or set MASTER_ADDR to the address of "
-    "the fast interface (a site profile's interface suffix does that)"
-)
-_OWN_NAME = (
-    "take the name from the 127.x line of /etc/hosts, or set GLOO_SOCKET_IFNAME to the interface "
-    "that the nodes share"
+_NAME = (
+    "take the name from the 127.x line of /etc/hosts there, or set MASTER_ADDR (a site profile's "
+    "interface suffix does that) and GLOO_SOCKET_IFNAME to the interface that the nodes share"
 )
 _SAME_CODE = (
     "use one environment and one checkout on all nodes: a shared file system or one container "
@@ -77,15 +84,11 @@ _PREPARE = (
 )
 _REACH = (
     "let the nodes reach each other on all ports, and set NCCL_SOCKET_IFNAME and "
-    "GLOO_SOCKET_IFNAME to the interface that they share; NCCL_DEBUG=INFO says more"
+    "GLOO_SOCKET_IFNAME to the fast interface that they share; NCCL_DEBUG=INFO says more"
 )
 _WRONG_SUM = (
     "do not train here: try NCCL_LL128_C2C=0 (GH200 with Slingshot), then another version of NCCL, "
     "and show the site this line"
-)
-_FAST_INTERFACE = (
-    "set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to the fast interface, and show the site this "
-    "line"
 )
 _TCP = (
     "check NCCL_NET, NCCL_IB_DISABLE, NCCL_IB_HCA and, in a container, that the network's devices "
@@ -96,6 +99,52 @@ _NO_PEER = (
     "GPUs of a node copy by way of the host's memory: let each rank see all GPUs of its node "
     "(--gpu-bind=none), and check NCCL_P2P_DISABLE and ACS"
 )
+
+
+# --- how ranks and nodes are written --------------------------------------------------------------
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Numbers in short: 0-3,6."""
+    parts: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return ",".join("-".join(map(str, part)) for part in parts)
+
+
+def named_ranks(ranks: Iterable[int]) -> str:
+    """Ranks with their word: rank 4, ranks 0-3."""
+    numbers = set(ranks)
+    return f"rank{'s' * (len(numbers) > 1)} {ranges(numbers)}"
+
+
+def counted(count: int, word: str) -> str:
+    """A count with its word: 1 rank, 4 ranks."""
+    return f"{count} {word}{'s' * (count != 1)}"
+
+
+def where(facts: Sequence[Facts]) -> str:
+    """The ranks and nodes of some facts in short: ranks 0-3 on n1, rank 4 on n2."""
+    hosts = grouped(facts, lambda f: f["host"])
+    texts = [f"{named_ranks(f['rank'] for f in hosts[name])} on {name}" for name in [*hosts][:8]]
+    return ", ".join(texts) + (f" and {len(hosts) - 8} more nodes" if len(hosts) > 8 else "")
+
+
+def nodes_of(facts: Sequence[Facts]) -> str:
+    """How many nodes there are, with the word."""
+    return counted(len({f["host"] for f in facts}), "node")
+
+
+def grouped(facts: Sequence[Facts], key: Callable[[Facts], Any]) -> dict[Any, list[Facts]]:
+    """The facts by a value that they share; those with an empty one are left out."""
+    groups: dict[Any, list[Facts]] = defaultdict(list)
+    for fact in facts:
+        if value := key(fact):
+            groups[value].append(fact)
+    return groups
 
 
 # --- what each rank found out alone ---------------------------------------------------------------
@@ -116,15 +165,13 @@ def judge_facts(
     return [
         environment(facts),
         presence(facts, expected, waited_s, connected),
-        places(facts),
-        world(facts),
+        ranks(facts),
         gpus(facts),
         cores(facts),
-        limits(facts),
         names(facts),
         port(facts[0], port_fault),
         versions(facts),
-        writable(facts),
+        logs(facts),
     ]
 
 
@@ -132,17 +179,14 @@ def environment(facts: Sequence[Facts]) -> CheckResult:
     """Driver, torch's CUDA and the architectures that torch was built for: shown first."""
     result = CheckResult("environment")
     shown = [f for f in facts if f.get("driver") or f.get("architectures")]
+    torch = facts[0]["versions"].get("torch", "unknown")
     if not shown:
-        result.text = f"torch {facts[0]['versions'].get('torch', 'unknown')}, no GPU driver found"
+        result.text = f"torch {torch}, no GPU driver found"
         return result
     first = shown[0]
-    built, texts = first.get("architectures", []), []
-    texts.append(f"driver {first.get('driver') or 'unknown'}")
-    versions_ = first["versions"]
-    runtime = versions_.get("cuda") or versions_.get("hip") or first.get("torch_cuda") or "none"
-    texts.append(f"torch {versions_.get('torch', 'unknown')} for CUDA {runtime}")
-    texts.append(f"built for {' '.join(built) or 'unknown architectures'}")
-    result.text = "; ".join(texts)
+    built, runtime = first.get("architectures", []), first.get("torch_cuda") or "none"
+    result.text = f"driver {first.get('driver') or 'unknown'}; torch {torch} for CUDA {runtime}; "
+    result.text += f"built for {' '.join(built) or 'unknown architectures'}"
     for capability, same in grouped(shown, lambda f: f.get("capability")).items():
         if built and not any(runs_on(name, capability) for name in built):
             text = f"the GPU is {capability}, and torch was built for {' '.join(built)}"
@@ -174,61 +218,48 @@ def presence(
     if stuck:
         text = f"connected but did not report within {waited_s:.0f} s"
         result.fault(where(stuck), text, _HUNG_NODE)
-    absent = sorted(set(range(expected)) - reported - {f["rank"] for f in stuck})
-    chief = facts[0]
-    nodes, per_node = chief["nodes"], max(chief["local_world_size"], 1)
+    nodes, per_node = facts[0]["nodes"], max(facts[0]["local_world_size"], 1)
     homes: dict[str, list[int]] = defaultdict(list)
-    for rank in absent:
+    for rank in sorted(set(range(expected)) - reported - {f["rank"] for f in stuck}):
         index = rank // per_node
         homes[nodes[index] if index < len(nodes) else "an unknown node"].append(rank)
-    for name, ranks in homes.items():
+    for name, absent in homes.items():
         result.fault(
-            f"{named_ranks(ranks)} on {name}",
+            f"{named_ranks(absent)} on {name}",
             f"did not connect within {waited_s:.0f} s",
             f"check {name} and the error lines of these ranks (did they start? can they reach "
-            f"{chief['master_addr']}?), or leave the node out with --exclude={name}",
+            f"{facts[0]['master_addr']}?), or leave the node out with --exclude={name}",
         )
     return result
 
 
-def places(facts: Sequence[Facts]) -> CheckResult:
-    """Each rank is there once, and the ranks of a node follow each other."""
-    hosts = by_host(facts)
+def ranks(facts: Sequence[Facts]) -> CheckResult:
+    """Each rank is there once, those of a node follow each other, and the world size is right."""
+    hosts, size = grouped(facts, lambda f: f["host"]), facts[0]["world_size"]
     spread = [f"{name} {ranges(f['rank'] for f in same)}" for name, same in [*hosts.items()][:8]]
-    text = f"each rank once; {', '.join(spread)}" + ", ..." * (len(hosts) > 8)
+    text = f"world size {size}, each rank once; {', '.join(spread)}" + ", ..." * (len(hosts) > 8)
     result = CheckResult("ranks", text)
-    for text, same in grouped(facts, lambda f: f["place_fault"]).items():
-        result.fault(where(same), text, _START_WITH_SRUN)
     for rank, count in sorted(Counter(f["rank"] for f in facts).items()):
         if count > 1:
-            twice = by_host([f for f in facts if f["rank"] == rank])
+            twice = grouped([f for f in facts if f["rank"] == rank], lambda f: f["host"])
             nodes = ", ".join(f"{name} ({len(same)})" for name, same in [*twice.items()][:8])
             text = f"{count} processes believe that they are rank {rank}"
             result.fault(nodes, text, _START_WITH_SRUN)
-    for fact in () if result.faults else facts:
-        size, rank = fact["local_world_size"], fact["rank"]
-        if rank % size != fact["local_rank"] or any(
-            f["rank"] // size != rank // size for f in hosts[fact["host"]]
-        ):
-            text = f"rank is not node * {size} + local_rank (local_rank {fact['local_rank']})"
-            result.fault(where([fact]), text, _BLOCK)
-    return result
-
-
-def world(facts: Sequence[Facts]) -> CheckResult:
-    """All ranks have the same world size, and it is the number of tasks."""
-    size = facts[0]["world_size"]
-    result = CheckResult("world", f"world size {size} on {counted(len(by_host(facts)), 'node')}")
-    if facts[0]["tasks"]:
-        result.text += f", as the step's {facts[0]['tasks']} tasks"
-    wrong = [f for f in facts if f["tasks"] not in (None, f["world_size"]) and not f["place_fault"]]
+    wrong = [f for f in facts if f["tasks"] not in (None, f["world_size"])]
     for (claimed, tasks), same in grouped(wrong, lambda f: (f["world_size"], f["tasks"])).items():
         text = f"world size is {claimed} and the step has {tasks} tasks"
-        result.fault(where(same), text, _WORLD_SIZE)
+        result.fault(where(same), text, _START_WITH_SRUN)
     sizes = grouped(facts, lambda f: f["world_size"])
-    if len(sizes) > 1 and not wrong and not any(f["place_fault"] for f in facts):
+    if len(sizes) > 1 and not wrong:
         text = ", ".join(f"{size} ({where(same)})" for size, same in sizes.items())
-        result.fault("all", f"ranks differ in the world size: {text}", _WORLD_SIZE)
+        result.fault("all", f"ranks differ in the world size: {text}", _START_WITH_SRUN)
+    for fact in () if result.faults else facts:
+        per_node, rank = fact["local_world_size"], fact["rank"]
+        if rank % per_node != fact["local_rank"] or any(
+            f["rank"] // per_node != rank // per_node for f in hosts[fact["host"]]
+        ):
+            text = f"rank is not node * {per_node} + local_rank (local_rank {fact['local_rank']})"
+            result.fault(where([fact]), text, _BLOCK)
     return result
 
 
@@ -239,8 +270,7 @@ def gpus(facts: Sequence[Facts]) -> CheckResult:
     """
     result = CheckResult("gpus", "none visible: the ranks compute on their CPUs")
     for text, same in grouped(facts, lambda f: f.get("gpu_fault")).items():
-        fix = _TORCH_FOR_GPU if "driver" in text else _GPU_PER_RANK
-        result.fault(where(same), text, fix)
+        result.fault(where(same), text, _TORCH_FOR_GPU if "driver" in text else _GPU_PER_RANK)
     with_gpu = [f for f in facts if f["gpus"]]
     if 0 < len(with_gpu) < len(facts) and not result.faults:
         without = [f for f in facts if not f["gpus"]]
@@ -252,17 +282,17 @@ def gpus(facts: Sequence[Facts]) -> CheckResult:
                 text = f"{len(same)} ranks are on one GPU, {gpu} (host {host})"
                 result.fault(where(same), text, _GPU_PER_RANK)
     if with_gpu:
-        kinds = Counter(f.get("gpu_name", "unknown") for f in with_gpu)
-        result.text = f"one per rank, none shared: {', '.join(sorted(kinds))}"
+        kinds = sorted({f.get("gpu_name", "unknown") for f in with_gpu})
+        result.text = f"one per rank, none shared: {', '.join(kinds)}"
         if len(kinds) > 1:
-            result.note(f"mixed GPU models, the slowest limits all: {dict(kinds)}")
+            result.note("mixed GPU models: the slowest limits all")
     return result
 
 
 def cores(facts: Sequence[Facts]) -> CheckResult:
-    """No rank is bound to another's cores, to fewer than it has threads, or far from its GPU."""
+    """No rank is bound to another's cores, or to fewer than it has threads."""
     result, texts = CheckResult("cores"), []
-    for host, same in by_host(facts).items():
+    for host, same in grouped(facts, lambda f: f["host"]).items():
         sets = {frozenset(f["cores"]) for f in same}
         total, least = frozenset.union(*sets), min(map(len, sets))
         machine = same[0]["machine_cores"]
@@ -287,68 +317,36 @@ def cores(facts: Sequence[Facts]) -> CheckResult:
     for (threads, count), same in grouped(few, lambda f: (f["threads"], len(f["cores"]))).items():
         text = f"{threads} threads on {counted(count, 'core')}"
         result.fault(where(same), text, f"OMP_NUM_THREADS={count}, or more --cpus-per-task")
-    far = [f for f in facts if f.get("gpu_cores") and not {*f["cores"]} & {*f["gpu_cores"]}]
-    if far:
-        result.note(
-            f"{where(far)}: bound to cores of another socket than the GPU's: srun --cpu-bind, or "
-            "--gpu-bind=closest"
-        )
-    return result
-
-
-def limits(facts: Sequence[Facts]) -> CheckResult:
-    """Limits of the processes that a training of this size runs into, as notes."""
-    result = CheckResult("limits", "open files, shared and locked memory")
-    needed = _SOCKETS_PER_RANK * len(facts) + _OTHER_FILES
-    on_gpus = [f for f in facts if f["gpus"]]
-    if few := [f for f in facts if 0 <= f.get("open_files", -1) < needed]:
-        result.note(
-            f"{where(few)}: {min(f['open_files'] for f in few)} open files, and {len(facts)} ranks "
-            f"need about {needed} each: ulimit -n"
-        )
-    several = [f for f in on_gpus if f["local_world_size"] > 1]
-    if small := [f for f in several if 0 <= f.get("shm_mib", -1) < _MIN_SHM_MIB]:
-        result.note(
-            f"{where(small)}: {min(f['shm_mib'] for f in small)} MiB free in /dev/shm, where NCCL "
-            "exchanges between ranks of a node: give the container more (docker: --shm-size, "
-            "--ipc=host)"
-        )
-    locked = [f for f in on_gpus if f.get("memlock_mib", -1) >= 0]
-    if locked and len(facts[0]["nodes"]) > 1:
-        result.note(
-            f"{where(locked)}: locked memory is limited to {locked[0]['memlock_mib']} MiB, which "
-            "RDMA needs unlimited: ulimit -l, or the container's --ulimit memlock=-1"
-        )
     return result
 
 
 def names(facts: Sequence[Facts]) -> CheckResult:
     """The master's name, and each node's own, resolve to what others can reach."""
-    chief, hosts = facts[0], len(by_host(facts))
+    chief, hosts = facts[0], len({f["host"] for f in facts})
     name, number = chief["master_addr"], chief["master_port"]
-    address = f"{name}:{number}" if number else name
-    text = f"{address} is {', '.join(chief['master_ips'][:2])}, reached from "
-    result = CheckResult("master", text + counted(hosts, "node"))
+    text = f"{name}:{number}" if number else name
+    text += f" is {', '.join(chief['master_ips'][:2])}, reached from {nodes_of(facts)}"
+    result = CheckResult("master", text)
     nodes = max(hosts, len(chief["nodes"]))
     # Nodes that are simulated on one machine do reach each other at its loopback.
     if nodes == 1 or (len({f["machine"] for f in facts}) == 1 and hosts == nodes):
         return result
-    loops = grouped(facts, lambda f: next(iter(_loopback(f["master_ips"])), ""))
-    for ip, same in loops.items():
+    for ip, same in grouped(facts, lambda f: _loopback(f["master_ips"])).items():
         text = f"the master's name {name} resolves to {ip} between nodes"
-        result.fault(where(same), text, _MASTER_NAME)
+        result.fault(where(same), text, _NAME)
     for fact in () if result.faults else facts:
         loop = _loopback(fact["own_ips"])
         if not fact["interface"] and (loop or not fact["own_ips"]):
-            text = f"resolves to {loop[0]}" if loop else "does not resolve"
+            text = f"resolves to {loop}" if loop else "does not resolve"
             text = f"its own name {fact['hostname']} {text}: Gloo would offer that to other nodes"
-            result.fault(where([fact]), text, _OWN_NAME)
+            result.fault(where([fact]), text, _NAME)
     return result
 
 
-def _loopback(addresses: Iterable[str]) -> list[str]:
-    """Those of the addresses at which a machine reaches only itself."""
-    return [a for a in addresses if ipaddress.ip_address(a.split("%")[0]).is_loopback]
+def _loopback(addresses: Iterable[str]) -> str:
+    """The first of the addresses at which a machine reaches only itself; empty for none."""
+    loops = (a for a in addresses if ipaddress.ip_address(a.split("%")[0]).is_loopback)
+    return next(loops, "")
 
 
 def port(chief: Facts, fault: str) -> CheckResult:
@@ -363,9 +361,8 @@ def port(chief: Facts, fault: str) -> CheckResult:
 
 def versions(facts: Sequence[Facts]) -> CheckResult:
     """Python, torch and jobkit are the same on all ranks."""
-    commit = next((f["commit"] for f in facts if f.get("commit")), "none")
     text = ", ".join(f"{name} {value}" for name, value in facts[0]["versions"].items())
-    result = CheckResult("versions", f"{text}, commit {commit[:12]}")
+    result = CheckResult("versions", text)
     for name in sorted({name for f in facts for name in f["versions"]}):
         values = grouped(facts, lambda f, name=name: f["versions"].get(name, "none"))  # type: ignore[misc]
         usual = max(values, key=lambda value: len(values[value]))
@@ -376,10 +373,9 @@ def versions(facts: Sequence[Facts]) -> CheckResult:
     return result
 
 
-def writable(facts: Sequence[Facts]) -> CheckResult:
+def logs(facts: Sequence[Facts]) -> CheckResult:
     """Each node can write to the run's folder."""
-    nodes = counted(len(by_host(facts)), "node")
-    result = CheckResult("logs", f"{facts[0]['log_dir']} is writable from {nodes}")
+    result = CheckResult("logs", f"{facts[0]['log_dir']} is writable from {nodes_of(facts)}")
     for text, same in grouped(facts, lambda f: f["log_fault"]).items():
         text = f"{same[0]['log_dir']} cannot be written: {text}"
         result.fault(where(same), text, _SHARED_FOLDER)
@@ -393,7 +389,13 @@ def judge_together(
     facts: Sequence[Facts], results: Sequence[Facts], task: Mapping[str, Any]
 ) -> list[CheckResult]:
     """All checks of what the ranks did together, given the coordinator's task."""
-    checks = [shared(facts, results, task["log_dir"]), data(facts, results)]
+    shared, folder = CheckResult("shared"), facts[0]["log_dir"]
+    if task["probe"]:
+        shared.text = f"{folder} is the same folder on {nodes_of(facts)}"
+        if blind := [r for r in results if r["hidden"]]:
+            text = f"{folder} is another folder here: a file of the master's node is not there"
+            shared.fault(where(blind), text, _SHARED_FOLDER)
+    checks = [shared, data(facts, results)]
     if not task["group"]:
         skipped = CheckResult("all_reduce")
         skipped.note("not checked, nor the bandwidth, because of the faults above")
@@ -406,19 +408,6 @@ def judge_together(
     ]
 
 
-def shared(facts: Sequence[Facts], results: Sequence[Facts], folder: str) -> CheckResult:
-    """A file that one node wrote to the run's folder is there on every node."""
-    result = CheckResult("shared")
-    if not folder:
-        result.note("not checked, as no file could be written")
-        return result
-    result.text = f"{folder} is the same folder on {counted(len(by_host(facts)), 'node')}"
-    if blind := [r for r in results if folder in r["hidden"]]:
-        text = f"{folder} is another folder here: a file that the master's node wrote is not there"
-        result.fault(where(blind), text, _SHARED_FOLDER)
-    return result
-
-
 def data(facts: Sequence[Facts], results: Sequence[Facts]) -> CheckResult:
     """The cache is complete on every node, or rank 0 can make it for all."""
     result = CheckResult("data")
@@ -426,21 +415,12 @@ def data(facts: Sequence[Facts], results: Sequence[Facts]) -> CheckResult:
     if chief is None:
         result.note("not checked: rank 0 did not report")
         return result
-    name, folder = chief["dataset"], chief["data_dir"]
-    prepare = _PREPARE.format(name)
-    nodes = counted(len(by_host(facts)), "node")
-    result.text = f"{name}: {chief.get('cache')} complete on {nodes}"
+    name, prepare = chief["dataset"], _PREPARE.format(chief["dataset"])
+    result.text = f"{name}: not prepared yet; rank 0 makes it in {chief['data_dir']}"
+    if chief["cache"]:
+        result.text = f"{name}: {chief['cache']} complete on {nodes_of(facts)}"
     if chief["data_fault"]:
         result.fault(where([chief]), chief["data_fault"], prepare)
-    elif not chief["cached"]:
-        result.text = f"{name}: not prepared yet; rank 0 makes it in {folder}, seen by all nodes"
-        blind = [r for r in results if folder in r["hidden"]]
-        if chief["data_dir_fault"]:
-            text = f"{folder} cannot be written: {chief['data_dir_fault']}"
-            result.fault(where([chief]), text, prepare)
-        elif blind:
-            text = f"{folder} is not the one of rank 0, which will prepare {name} there"
-            result.fault(where(blind), text, prepare)
     for text, same in grouped(results, lambda r: r["cache_fault"]).items():
         result.fault(where(same), f"{chief['cache']} cannot be used: {text}", prepare)
     return result
@@ -464,44 +444,36 @@ def all_reduce(facts: Sequence[Facts], results: Sequence[Facts]) -> CheckResult:
         result.fault(where(same), text, _WRONG_SUM)
     if not result.faults:
         latency = f"{results[0]['latency_us']:.0f} us"
-        ranks = counted(size, "rank")
-        result.text = f"right over {ranks} with {results[0]['backend']}; latency {latency}"
+        with_ = f"{counted(size, 'rank')} with {results[0]['backend']}"
+        result.text = f"right over {with_}; latency {latency}"
     return result
 
 
 def bandwidth(facts: Sequence[Facts], results: Sequence[Facts]) -> CheckResult:
     """The bandwidth of an all_reduce between the nodes; a fault where it is absurd.
 
-    Only between nodes: inside a node there is no interface that could be the wrong one.
+    Only between nodes: inside a node there is no interface that could be the wrong one. With NCCL
+    a share of the rate of each node's fastest interface is expected, the least over the nodes.
     """
     timed = next((r for r in results if "bus_mb_per_s" in r), None)
     if timed is None:
         return CheckResult("bandwidth", "" if len(facts) > 1 else "one rank: nothing to measure")
-    nodes = len(by_host(facts)) > 1
+    nodes = len({f["host"] for f in facts}) > 1
     speed, backend = timed["bus_mb_per_s"], timed.get("backend", "")
     between = f"between {timed['members']} {'nodes' if nodes else 'ranks of a node'}"
     text = f"busbw {speed / 1e3:.3g} GB/s {between} (all_reduce of {timed['mib']:g} MiB)"
-    result = CheckResult("bandwidth", text)
-    expected = min_mb_per_s(facts, backend) if nodes else 0.0
+    result, expected = CheckResult("bandwidth", text), _MIN_GLOO_MB_PER_S
+    if backend == "nccl":
+        rates = [max(f["nics"].values()) for f in facts if f.get("nics")]
+        expected = min(rates) / 8 * 1000 * _MIN_SHARE_OF_RATE if rates else _MIN_NCCL_MB_PER_S
     if speed < _ABSURD_MB_PER_S and nodes:
-        result.fault(where(results), text, _FAST_INTERFACE)
-    elif speed < expected:
+        result.fault(where(results), text, _REACH)
+    elif speed < expected and nodes:
         result.note(
             f"{speed:.0f} MB/s is slow for {backend} on this network, of which {expected:.0f} are "
             "expected at least: check the interface"
         )
     return result
-
-
-def min_mb_per_s(facts: Sequence[Facts], backend: str) -> float:
-    """The busbw between nodes below which a network is slow for a backend.
-
-    On NCCL a share of the rate of each node's fastest interface, the least over the nodes.
-    """
-    if backend != "nccl":
-        return _MIN_GLOO_MB_PER_S if backend == "gloo" else 0.0
-    rates = [max(f["nics"].values()) for f in facts if f.get("nics")]
-    return min(rates) / 8 * 1000 * _MIN_SHARE_OF_RATE if rates else _MIN_NCCL_MB_PER_S
 
 
 def transports(facts: Sequence[Facts], results: Sequence[Facts]) -> CheckResult:

@@ -1,36 +1,39 @@
 """One process of a preflight: it reports its facts, and takes part in the joint checks.
 
-One of them is the coordinator as well, which gathers the facts of all, judges and reports them.
+Rank 0 is the coordinator as well, which gathers the facts of all, judges and reports them.
 """
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jobkit.checks.preflight import facts as find
 from jobkit.checks.preflight.group import together
-from jobkit.checks.preflight.judge import NEEDED_FOR_A_GROUP, judge_facts, judge_together
+from jobkit.checks.preflight.judge import (
+    NEEDED_FOR_A_GROUP,
+    CheckResult,
+    judge_facts,
+    judge_together,
+)
 from jobkit.checks.preflight.rendezvous import (
     Connection,
     Rendezvous,
     Unreachable,
-    connect,
+    connect_or_listen,
     is_here,
     listen,
-    listener_or_connection,
 )
-from jobkit.checks.preflight.report import CheckResult, Facts, Report
-from jobkit.checks.requests import PreflightRequest
 from jobkit.errors import Exit
-from jobkit.payload.place import RankEnv, default_port, ephemeral_ports
+from jobkit.paths import data_root, expanded
+from jobkit.payload.place import default_port, ephemeral_ports, read_rank_env
+from jobkit.spec.runspec import RunSpec
 
 _REACH_MASTER = (
     "check that every node resolves this name to rank 0's node (MASTER_ADDR, or the site profile's "
@@ -44,82 +47,85 @@ _IDENTITY = (
 
 
 class PreflightRank:
-    """One process of a preflight; one of them is the coordinator as well."""
+    """One process of a preflight. Raises UsageError for the launcher's variables."""
 
-    def __init__(self, request: PreflightRequest) -> None:
-        self._request, self._start = request, time.monotonic()
-        self._place, fault = find.claimed_place(os.environ)
-        self._who = find.who(self._place, fault, os.environ)
-        self._name = {"host": self._who["host"], "rank": self._who["rank"]}
+    def __init__(self, run_dir: Path, spec: RunSpec, timeout_s: float) -> None:
+        """timeout_s: for the ranks to connect and to report what each finds out alone."""
+        self._run_dir, self._spec, self._timeout_s = run_dir, spec, timeout_s
+        self._start = time.monotonic()
+        self._group_s = max(timeout_s / 2, 5.0)  # for the group, and each of its collectives
+        self._together_s = self._group_s + 12  # for all that the ranks do together
+        self._place = read_rank_env()
+        self._who = find.who(self._place, os.environ)
+        self._token = f"alone {os.getpid()}"
+        if self._place.master_port:
+            words = [os.environ.get(name, "-") for name in _IDENTITY]
+            self._token = " ".join([*words, str(self._place.master_port)])
 
     def check(self) -> int:
         """Check with the other ranks; return the exit code."""
-        try:
-            met = self._meet()
-        except Unreachable as error:
-            return self._alone(str(error))
-        if isinstance(met, Connection):
-            return self._take_part(met)
-        part = threading.Thread(target=self._join_own, args=(met.getsockname()[1],), daemon=True)
-        part.start()
-        expected = self._who["tasks"] or self._place.world_size
-        coordinator = Coordinator(self._request, self._place, expected, self._token())
-        code = asyncio.run(coordinator.run(met, self._start))
-        part.join(1)
-        return code
-
-    def _meet(self) -> Connection | socket.socket:
+        # Should all else hang, in a driver or a file system, the kernel ends the process.
+        signal.alarm(int(self._timeout_s + self._together_s + 3))
         place = self._place
         ips = find.addresses_of(place.master_addr)
-        if not ips:
-            raise Unreachable("the name does not resolve to an address")
-        ports = [0]
-        if place.master_port:  # others of the job's own: that one must be free for torch's store
-            ports = [default_port(place.master_port, k, ephemeral_ports()) for k in range(1, 5)]
-        return listener_or_connection(
-            ports,
-            self._join,
-            here=is_here(ips),
-            first=self._who["rank"] == 0,
-            timeout_s=self._request.timeout_s,
-        )
-
-    def _join(self, port: int) -> Connection:
-        return connect(self._place.master_addr, port, self._token(), self._name)
-
-    def _join_own(self, port: int) -> None:
-        """Take part in the rendezvous that this process serves."""
+        # A port beside the master's, which must be free for torch's store.
+        port = default_port(place.master_port, 1, ephemeral_ports()) if place.master_port else 0
         try:
-            self._take_part(self._join(port))
+            if not ips:
+                raise Unreachable("the name does not resolve to an address")
+            met = connect_or_listen(
+                lambda: self._connect(port),
+                port,
+                listens=place.rank == 0 and is_here(ips),
+                timeout_s=self._timeout_s,
+            )
+            if isinstance(met, Connection):
+                return self._take_part(met)
+            port = met.getsockname()[1]
+            part = threading.Thread(
+                target=lambda: self._take_part(self._connect(port)), daemon=True
+            )
+            part.start()
+            code = asyncio.run(self._coordinate(met))
+            part.join(1)
+            return code
         except Unreachable as error:
-            self._alone(str(error))
+            return self._alone(str(error))
+        finally:
+            signal.alarm(0)
 
-    def _token(self) -> str:
-        """Return what all processes of this start share, and those of no other."""
-        if not self._place.master_port:
-            return f"alone {os.getpid()}"
-        words = [os.environ.get(name, "-") for name in _IDENTITY]
-        return " ".join([*words, str(self._place.master_port)])
+    def _connect(self, port: int) -> Connection:
+        name = {"host": self._who["host"], "rank": self._who["rank"]}
+        return Connection(self._place.master_addr, port, self._token, name)
 
     def _alone(self, why: str) -> int:
         """Report from this process alone that the others cannot be reached."""
         result = CheckResult("master")
-        result.fault(
-            f"rank {self._name['rank']} on {self._name['host']}",
-            f"{self._place.master_addr} cannot be reached ({why})",
-            _REACH_MASTER,
-        )
-        show(Report([], [result], time.monotonic() - self._start), self._request.as_json)
-        return Exit.PREFLIGHT
+        where = f"rank {self._who['rank']} on {self._who['host']}"
+        why = f"{self._place.master_addr} cannot be reached ({why})"
+        result.fault(where, why, _REACH_MASTER)
+        return self._show([result])
+
+    def _show(self, results: Sequence[CheckResult]) -> int:
+        """Print the lines of all checks, and return the exit code."""
+        faults = sum(len(result.faults) for result in results)
+        end = f"{faults} fault{'s' * (faults > 1)}" if faults else "all checks passed"
+        lines = [f"[preflight] {line}" for result in results for line in result.lines()]
+        print(*lines, f"[preflight] {end} ({time.monotonic() - self._start:.1f} s)", sep="\n")
+        return Exit.PREFLIGHT if faults else Exit.OK
 
     def _take_part(self, connection: Connection) -> int:
         """Send the facts, do the coordinator's task, send the results, wait for the end."""
-        together_s = self._request.together_s
         try:
             connection.send({"stage": "facts", **self._facts()})
-            task = connection.receive(self._request.timeout_s + together_s)
-            connection.send({"stage": "results", **self._name, **self._results(task)})
-            connection.receive(together_s)
+            task = connection.receive(self._timeout_s + self._together_s)
+            cache = task["cache"] if self._place.local_rank == 0 else None
+            results = find.look_at(self._run_dir, task["probe"], cache)
+            if task["group"]:
+                results |= together(self._place, self._spec.device, self._group_s)
+            name = {"host": self._who["host"], "rank": self._who["rank"]}
+            connection.send({"stage": "results", **name, **results})
+            connection.receive(self._together_s)
         except (OSError, ValueError) as error:
             return self._alone(f"the coordinator ended early: {error}")
         connection.close()
@@ -127,76 +133,55 @@ class PreflightRank:
 
     def _facts(self) -> find.Facts:
         """Return all that this process can find out alone."""
-        request, place = self._request, self._place
+        place, spec = self._place, self._spec
         facts = {
             **self._who,
-            **find.gpu(place, request.spec.device),
+            **find.gpu(place, spec.device),
             **find.cores(place, os.environ),
-            **find.limits(),
-            **find.versions(place),
+            **find.versions(),
             **find.names(place, os.environ),
-            "log_dir": str(request.run_dir),
-            "log_fault": find.write_fault(request.run_dir),
+            "nics": find.nics(),
+            "log_dir": str(self._run_dir),
+            "log_fault": find.write_fault(self._run_dir),
         }
-        if self._who["rank"] == 0:  # which prepares the data in a training
-            spec = request.spec
-            sizes = (spec.train_samples, spec.test_samples)
-            facts |= {"dataset": spec.dataset, "data_dir": str(request.data_dir), "cached": False}
-            facts |= find.source(spec.dataset, request.data_dir, sizes)
-            facts["data_dir_fault"] = "" if facts["cached"] else find.write_fault(request.data_dir)
+        if place.rank == 0:  # which prepares the data in a training
+            folder = expanded(spec.data_dir) if spec.data_dir else data_root()
+            facts |= find.data(spec.dataset, folder, (spec.train_samples, spec.test_samples))
         return facts
 
-    def _results(self, task: Mapping[str, Any]) -> dict[str, Any]:
-        """Look for the coordinator's file in the shared folders, and try the process group."""
-        request = self._request
-        # Each rank writes to its own run folder, by whatever path, and reads rank 0's data.
-        places = {"log_dir": str(request.run_dir), "data_dir": task["data_dir"]}
-        wanted = {task[key]: place for key, place in places.items() if task[key]}
-        cache = task["cache"] if self._place.local_rank == 0 else None
-        seen = find.look_at(wanted, task["probe"], cache)
-        if task["group"]:
-            seen |= together(self._place, request.spec.device, request.group_s)
-        return seen
-
-
-class Coordinator:
-    """Gathers what the ranks found out alone, then what they did together; reports both."""
-
-    def __init__(
-        self, request: PreflightRequest, place: RankEnv, expected: int, token: str
-    ) -> None:
-        self._request, self._place, self._expected = request, place, expected
-        self._rendezvous = Rendezvous(token)
-
-    async def run(self, listener: socket.socket, start: float) -> int:
-        """Return the exit code; start: when this process began, by the monotonic clock."""
-        request, rendezvous = self._request, self._rendezvous
-        await rendezvous.serve(listener)
+    async def _coordinate(self, listener: socket.socket) -> int:
+        """Gather what the ranks found out alone, then what they did together; report both."""
+        meeting = Rendezvous(self._token)
+        await meeting.serve(listener)
         for number in (signal.SIGTERM, signal.SIGINT):  # srun ends all ranks when one fails
-            asyncio.get_running_loop().add_signal_handler(number, rendezvous.hurry)
-        left = start + request.timeout_s - time.monotonic()
-        facts = await rendezvous.gather("facts", self._expected, left)
-        facts.sort(key=lambda f: (f["rank"], f["host"], f["pid"]))
+            asyncio.get_running_loop().add_signal_handler(number, setattr, meeting, "hurried", True)
+        expected = self._who["tasks"] or self._place.world_size
+        left = self._start + self._timeout_s - time.monotonic()
+        facts = await meeting.gather("facts", expected, left)
         if not facts:
-            if rendezvous.hurried:
-                print("[preflight] stopped by a signal before any rank had reported", flush=True)
-            return Exit.PREFLIGHT  # else this process' own failed, and has said so
-        waited_s = time.monotonic() - start
-        checks = judge_facts(
-            facts, self._expected, waited_s, self._port_fault(), rendezvous.connected
-        )
-        group = not any(c.faults for c in checks if c.check in NEEDED_FOR_A_GROUP)
-        with _probe(facts, request.run_dir) as probe:
-            task = {**probe, "group": group}
-            rendezvous.answer(task)
-            results = await rendezvous.gather("results", len(facts), request.together_s)
+            print("[preflight] ended before any rank had reported", flush=True)
+            return Exit.PREFLIGHT
+        facts.sort(key=lambda f: (f["rank"], f["host"], f["pid"]))
+        waited_s = time.monotonic() - self._start
+        checks = judge_facts(facts, expected, waited_s, self._port_fault(), meeting.connected)
+        # The ranks look for a file, as the run's folder may be another one on another node.
+        probe = self._run_dir / f".preflight-{os.urandom(8).hex()}"
+        with contextlib.suppress(OSError):  # a fault of its own tells why
+            probe.touch(exist_ok=False)
+        task: dict[str, Any] = {
+            "probe": probe.name if probe.exists() else "",
+            "cache": next((f["cache"] for f in facts if f.get("cache")), None),
+            "group": not any(c.faults for c in checks if c.check in NEEDED_FOR_A_GROUP),
+        }
+        meeting.answer(task)
+        results = await meeting.gather("results", len(facts), self._together_s)
+        with contextlib.suppress(OSError):
+            probe.unlink(missing_ok=True)
         results.sort(key=lambda r: r["rank"])
-        checks += judge_together(facts, results, task)
-        report = Report(facts, checks, time.monotonic() - start)
-        show(report, request.as_json)
-        rendezvous.answer({"end": True})
-        await rendezvous.finish(1)
-        return report.code
+        code = self._show([*checks, *judge_together(facts, results, task)])
+        meeting.answer({"end": True})
+        await meeting.finish(1)
+        return code
 
     def _port_fault(self) -> str:
         """Return why torch's store could not listen on the master's port; torchrun's agent does."""
@@ -207,37 +192,3 @@ class Coordinator:
         except (OSError, OverflowError) as error:
             return getattr(error, "strerror", None) or str(error)
         return ""
-
-
-@contextlib.contextmanager
-def _probe(facts: Sequence[Facts], run_dir: Path) -> Iterator[dict[str, Any]]:
-    """Leave a file in the folders that nodes share, while the ranks look for it."""
-    first = next((f for f in facts if "dataset" in f), {})
-    later = not first.get("cached", True) and not first["data_fault"]
-    probe: dict[str, Any] = {
-        "probe": f".preflight-{os.urandom(8).hex()}",
-        "log_dir": str(run_dir),
-        "data_dir": first["data_dir"] if later else "",
-        "cache": first.get("cache") if first.get("cached") else None,
-    }
-    files = []
-    try:
-        for key in ("log_dir", "data_dir"):
-            if not probe[key]:
-                continue
-            file = Path(probe[key]) / probe["probe"]
-            try:
-                with file.open("x") as new:
-                    files.append(file)
-                    new.write("preflight")
-            except OSError:  # then no rank need look; a fault of its own tells why
-                probe[key] = ""
-        yield probe
-    finally:
-        for file in files:
-            file.unlink(missing_ok=True)
-
-
-def show(report: Report, as_json: bool) -> None:
-    """Print the report, for people or as one object."""
-    print(json.dumps(report.to_json()) if as_json else "\n".join(report.lines()), flush=True)

@@ -1,8 +1,8 @@
 """Where the processes of a preflight exchange facts: JSON lines over TCP, every wait bounded.
 
-One process on the master's node listens, the others connect. A process says hello, sends its
-message of a stage, and is answered when the stage is over. A hello must prove the job's token, and
-messages are bounded in size; beyond that the network between ranks is trusted.
+Rank 0 listens, the others connect. A process says hello, sends its message of a stage, and is
+answered when the stage is over. A hello must prove the job's token, and messages are bounded in
+size; beyond that the network between ranks is trusted.
 
 torch's TCPStore is no substitute. Tried with torch 2.14: in its only thread the server looks up the
 name of every client, so that a name server that hangs (which a preflight has to find) stops it for
@@ -16,23 +16,18 @@ import hashlib
 import json
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 Message = dict[str, Any]
 STAGES = ("facts", "results")
 _HELLO_S = 4.0  # for hello and its answer, which comes at once
-_PATIENCE_S = 3.0  # until another process of the master's node than rank 0 listens
 _POLL_S = 0.05
 _MESSAGE_BYTES = 1 << 18  # the names of 4,096 nodes are an eighth of it
 
 
 class Unreachable(Exception):
     """The rendezvous cannot be reached. The text says why."""
-
-
-def _encoded(message: Message) -> bytes:
-    return json.dumps(message).encode() + b"\n"
 
 
 def _decoded(line: bytes) -> Message:
@@ -48,16 +43,33 @@ def _decoded(line: bytes) -> Message:
     return message
 
 
-class Connection:
-    """A rank's connection to the rendezvous."""
+def _proof(token: str, side: str) -> str:
+    """Return what a side shows to prove that it has the token, which itself is never sent."""
+    return hashlib.sha256(f"{side} {token}".encode()).hexdigest()
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._socket = connection
-        self._file = connection.makefile("rb")
+
+class Connection:
+    """A rank's connection to the rendezvous at a port of the host; name: its rank and host.
+
+    Raises Unreachable with what is there instead.
+    """
+
+    def __init__(self, host: str, port: int, token: str, name: Message) -> None:
+        try:
+            self._socket = socket.create_connection((host, port), _HELLO_S)
+        except OSError as error:
+            raise Unreachable(f"port {port}: {error.strerror or error}") from None
+        self._file = self._socket.makefile("rb")
+        with contextlib.suppress(OSError, ValueError):
+            self.send({**name, "hello": _proof(token, "rank")})
+            if self.receive(_HELLO_S).get("hello") == _proof(token, "rendezvous"):
+                return
+        self.close()
+        raise Unreachable(f"port {port}: another program or another job listens there")
 
     def send(self, message: Message) -> None:
         """Send a message; raises OSError where the other side has closed."""
-        self._socket.sendall(_encoded(message))
+        self._socket.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self, timeout_s: float) -> Message:
         """Return the next message; raises OSError (also for the timeout) or ValueError."""
@@ -71,11 +83,6 @@ class Connection:
         self._socket.close()
 
 
-def _proof(token: str, side: str) -> str:
-    """Return what a side shows to prove that it has the token, which itself is never sent."""
-    return hashlib.sha256(f"{side} {token}".encode()).hexdigest()
-
-
 class Rendezvous:
     """Collects one message of each process, stage by stage, and answers all of them at once.
 
@@ -86,16 +93,12 @@ class Rendezvous:
         self._token = token
         self._members: set[asyncio.StreamWriter] = set()  # those who are connected now
         self._parts: dict[str, dict[asyncio.StreamWriter, Message]] = {s: {} for s in STAGES}
-        self.hurried = False
+        self.hurried = False  # set: wait for no process any longer
         self.connected: list[Message] = []  # every hello, be it followed by a part or not
 
     async def serve(self, listener: socket.socket) -> None:
         """Start to serve connections."""
         await asyncio.start_server(self._serve, sock=listener, limit=_MESSAGE_BYTES, backlog=4096)
-
-    def hurry(self) -> None:
-        """Wait for no process any longer."""
-        self.hurried = True
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection until it ends, or breaks the rules."""
@@ -107,18 +110,16 @@ class Rendezvous:
             if hello.get("hello") == _proof(self._token, "rank"):
                 self._members.add(writer)
                 self.connected.append(hello)
-                answer = {"hello": _proof(self._token, "rendezvous")}
-                writer.write(_encoded(answer))
+                self._write([writer], {"hello": _proof(self._token, "rendezvous")})
                 while True:
                     self._take(writer, _decoded(await reader.readline()))
         self._members.discard(writer)
         writer.close()
 
     def _take(self, writer: asyncio.StreamWriter, message: Message) -> None:
-        stage = message.get("stage")
-        if stage not in STAGES:
+        if message.get("stage") not in STAGES:
             raise ValueError("not a message of a preflight")
-        self._parts[stage][writer] = message
+        self._parts[message["stage"]][writer] = message
 
     async def gather(self, stage: str, count: int, timeout_s: float) -> list[Message]:
         """Return the messages of a stage: of `count` processes, or of fewer once the time is over.
@@ -136,12 +137,15 @@ class Rendezvous:
 
     def answer(self, message: Message) -> None:
         """Send a message to every process that has sent its facts."""
-        for writer in self._parts[STAGES[0]].keys() & self._members:
-            writer.write(_encoded(message))
+        self._write(self._parts[STAGES[0]].keys() & self._members, message)
 
     async def finish(self, timeout_s: float) -> None:
         """Wait until the others have read their answers and closed."""
         await _until(lambda: not self._members, timeout_s)
+
+    def _write(self, writers: Iterable[asyncio.StreamWriter], message: Message) -> None:
+        for writer in writers:
+            writer.write(json.dumps(message).encode() + b"\n")
 
 
 async def _until(condition: Callable[[], bool], timeout_s: float) -> None:
@@ -150,7 +154,7 @@ async def _until(condition: Callable[[], bool], timeout_s: float) -> None:
         await asyncio.sleep(_POLL_S)
 
 
-def is_here(addresses: Sequence[str]) -> bool:
+def is_here(addresses: Iterable[str]) -> bool:
     """Return whether one of the addresses is this machine's: only then can it be bound."""
     for address in addresses:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -168,53 +172,22 @@ def listen(port: int) -> socket.socket:
     return socket.create_server(("", port))
 
 
-def connect(host: str, port: int, token: str, name: Message) -> Connection:
-    """Return a connection to the job's rendezvous; raises Unreachable with what is there instead.
-
-    name: rank and host of this process.
-    """
-    try:
-        made = Connection(socket.create_connection((host, port), _HELLO_S))
-    except OSError as error:
-        raise Unreachable(str(error.strerror or error)) from None
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        made.send({**name, "hello": _proof(token, "rank")})
-        answer = made.receive(_HELLO_S)
-        if answer.get("hello") == _proof(token, "rendezvous"):
-            return made
-    made.close()
-    raise Unreachable("another program or another job listens there")
-
-
-def listener_or_connection(
-    ports: Sequence[int],
-    join: Callable[[int], Connection],
-    *,
-    here: bool,
-    first: bool,
-    timeout_s: float,
+def connect_or_listen(
+    connect: Callable[[], Connection], port: int, *, listens: bool, timeout_s: float
 ) -> Connection | socket.socket:
-    """Return the connection to the job's rendezvous, or a listener where this process is to be it.
+    """Return the connection to the job's rendezvous, or a listener where there is none yet.
 
-    join: connects to a port; here: the master is this machine; first: this process believes that it
-    is rank 0. Raises Unreachable.
+    listens: whether this process may be it: it is on the master's machine and believes that it is
+    rank 0, as several may. Raises Unreachable.
     """
-    start = time.monotonic()
+    end = time.monotonic() + timeout_s
     while True:
-        waited = time.monotonic() - start
-        reasons = []
-        for port in ports:
-            try:
-                return join(port)
-            except Unreachable as error:
-                reasons.append(f"port {port}: {error}")
-            if here and (first or waited > _PATIENCE_S):
+        try:
+            return connect()
+        except Unreachable:
+            if listens:
                 with contextlib.suppress(OSError):  # taken: by another of the job's, or for good
                     return listen(port)
-                if waited < 1:
-                    break  # another process starts it at this moment: two would both miss ranks
-            if time.monotonic() - start > timeout_s:
-                break  # where packets are dropped, each port takes seconds
-        if time.monotonic() - start > timeout_s:
-            raise Unreachable("; ".join(reasons))
+            if time.monotonic() > end:
+                raise
         time.sleep(_POLL_S)
