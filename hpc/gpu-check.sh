@@ -12,7 +12,7 @@
 #   bash hpc/gpu-check.sh                      this machine, all of its GPUs
 #   bash hpc/gpu-check.sh --device cpu         a rehearsal on the CPU: no number is of a GPU
 # Options: --device cuda|cpu, --folder DIR (default: a new one in logs/), --parts "NAME ..." (of
-# environment preflight comm verify epoch stop; the environment is always checked first).
+# comm verify epoch stop; the preflight always comes first).
 # Submit it from jobkit's folder: sbatch runs a copy of this file.
 #
 # It prints each number with its bound, and MISSED where the bound is not met. Exit codes: 0 every
@@ -25,7 +25,7 @@ fail() { echo "gpu-check: error: $1" >&2; exit 2; }
 root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 [[ -f $root/run.sh ]] || root=${JOBKIT_ROOT:-${SLURM_SUBMIT_DIR:-$PWD}}
 [[ -f $root/run.sh ]] || fail "no run.sh found: submit from jobkit's folder"
-device=cuda folder='' parts="preflight comm verify epoch stop"
+device=cuda folder='' parts="comm verify epoch stop"
 while (($#)); do
   case $1 in
     --device | --folder | --parts) (($# > 1)) || fail "$1 needs a value"; printf -v "${1#--}" %s "$2"; shift 2 ;;
@@ -102,17 +102,16 @@ pack() {
   echo "send back: $folder.tar.gz"
 }
 trap pack EXIT
-part environment 120 "$python" -m jobkit.checks.gpu environment "${words[@]}"; code=$?
+part preflight 180 "${preflight[@]}" "${words[@]}" --dataset synthetic
 first_s=$SECONDS
-say environment '^(ok|MISSED|torch|GPU|jobkit)'
-((code != 2)) || { echo "nothing else can run before this is mended"; exit 2; }
+say preflight '^.preflight. (note|FAULT|ok (environment|cores|bandwidth|transports))'
+! grep -qE 'FAULT (environment|gpus|versions)' "$folder/preflight.log" ||
+  { echo "nothing else can run before this is mended"; exit 2; }
 for each in $parts; do
   case $each in
-    environment) ;;
-    preflight) part preflight 90 "${preflight[@]}" "${words[@]}" --dataset synthetic; say preflight 'bandwidth|transports|note|FAULT' ;;
     comm) part comm 180 "${comm[@]}" --run-dir "$folder/comm"; say comm '^all_reduce|WRONG' | tail -n 3 ;;
     verify) part verify 180 "${one_node[@]}" "$python" -m jobkit verify "${verify[@]}"; say verify 'tolerance|OVER|all are' ;;
-    epoch) part epoch 150 "${torchrun[@]}" jobkit.checks.gpu epoch "${words[@]}"; say epoch '^(ok|MISSED)' ;;
+    epoch) part epoch 150 "${torchrun[@]}" jobkit.checks.gpu "${words[@]}"; say epoch '^(ok|MISSED)' ;;
     stop) stopped; say stop '^after USR2' ;;
     *) echo "no part '$each'"; failed+=("$each") ;;
   esac

@@ -15,9 +15,8 @@ STUB = """#!/bin/bash
 printf '%s\\n' "$*" >>"$STUB/calls"
 case "$*" in
   "-m jobkit.gpus") cat "$STUB/gpus" ;;
-  *"checks.gpu environment"*) echo "ok     cores per GPU: 8"; exit "$(cat "$STUB/environment")" ;;
-  *"checks.gpu epoch"*) echo "MISSED memory predicted / measured: 0.5"; exit 4 ;;
-  *preflight.cli*) sleep 600 ;;
+  *preflight.cli*) cat "$STUB/preflight"; grep -q FAULT "$STUB/preflight" && exit 5; exit 0 ;;
+  *"checks.gpu "*) echo "MISSED memory predicted / measured: 0.5"; exit 4 ;;
   *"jobkit verify"*) echo "all are within it; token ${SLURM_JOB_ID-none}" ;;
   *"spec_from"* | *find_spec*) exit 0 ;;
   *payload.main*--check*) exit 0 ;;
@@ -28,15 +27,15 @@ esac
 
 @pytest.fixture
 def check(tmp_path: Path):
-    """Run the script: check(words, gpus=..., environment=...) -> (code, output, folder)."""
+    """Run the script: check(words, gpus=..., preflight=...) -> (code, output, folder)."""
     stub = tmp_path / "stub"
     stub.mkdir()
     for name in ("python", "nvidia-smi"):
         script(stub / name, STUB if name == "python" else "#!/bin/sh\necho topology of GPUs\n")
 
-    def run(*words: str, gpus: int = 2, environment_code: int = 0, **more: str):
+    def run(*words: str, gpus: int = 2, preflight: str = "note cores: 2", **more: str):
         (stub / "gpus").write_text(f"{gpus}\n")
-        (stub / "environment").write_text(f"{environment_code}\n")
+        (stub / "preflight").write_text(f"[preflight] {preflight}\n")
         given = environment(
             STUB=str(stub), JOBKIT_PYTHON=str(stub / "python"), MY_TOKEN="s3cr3t", **more
         )
@@ -52,27 +51,32 @@ def check(tmp_path: Path):
 def test_a_part_that_fails_stops_no_other_and_the_logs_are_packed(check) -> None:
     code, out, folder = check("--parts", "epoch verify")
     assert code == 4 and out.index("FAILED epoch: exit code 4") < out.index("ok     verify: ")
-    assert "MISSED memory predicted / measured: 0.5" in out and "ok     cores per GPU: 8" in out
+    assert "MISSED memory predicted / measured: 0.5" in out and "note cores: 2" in out
     assert "1 failed: epoch\n" in out and out.endswith(f"send back: {folder}.tar.gz\n")
     calls = (folder.parent / "stub" / "calls").read_text()
     assert (
-        "torch.distributed.run --standalone --nproc-per-node=2 -m jobkit.checks.gpu epoch" in calls
+        "torch.distributed.run --standalone --nproc-per-node=2 -m jobkit.checks.gpu --device cuda"
+        in calls
     )
     (folder / "stop" / "checkpoints").mkdir(parents=True)
     for name in ("stop/checkpoints/0.distcp", "stop/job.sh", "stop/a.pkl"):
         (folder / name).write_text("s3cr3t")
     # A part of one node does not see the allocation.
-    assert check("--parts", "verify", SLURM_JOB_ID="7")[0] == 0
+    assert "ok     verify" in check("--parts", "verify", SLURM_JOB_ID="7")[1]
     assert "token none" in (folder / "verify.log").read_text()
     with tarfile.open(f"{folder}.tar.gz") as tar:
         files = {m.name: tar.extractfile(m).read() for m in tar if m.isfile()}  # type: ignore[union-attr]
-    assert {Path(name).name for name in files} >= {"environment.log", "verify.log", "topology.txt"}
+    assert {Path(name).name for name in files} >= {"preflight.log", "verify.log", "topology.txt"}
     assert not [name for name, content in files.items() if b"s3cr3t" in content]
 
 
 def test_an_environment_that_cannot_work_ends_it_at_once(check) -> None:
-    code, out, _ = check(environment_code=2)
-    assert code == 2 and "nothing else can run before this is mended" in out
+    code, out, _ = check(preflight="FAULT gpus: too old; fix: install a torch")
+    assert (
+        code == 2
+        and "fix: install a torch" in out
+        and "nothing else can run before this is mended" in out
+    )
     assert "verify" not in out and "send back" in out
 
 
