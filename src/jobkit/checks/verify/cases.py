@@ -1,7 +1,7 @@
 """The cases of `verify`: the variants of every strategy, or a user's model; their tolerances."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from jobkit.spec.strategies import FACTS
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 # Sums in another order differ by rounding, which each step carries on to the next.
 EXACT = {"float64": 1e-9, "float32": 5e-4}
+CLASSES = 10
 # 53 samples in batches of 24: the last batch has 5, which no number of ranks from 2 to 4 divides.
 SHARED: Mapping[str, Any] = {
     "model": f"{__name__}:layers",
@@ -34,11 +35,7 @@ SHARED: Mapping[str, Any] = {
     "fsdp_group_mib": 0.004,  # three groups
     "ddp_bucket_mib": 0.02,
 }
-# Settings that change the result, and so belong to single as well.
-_OF_RESULT = (
-    *("clip_norm", "model", "device", "lr"),
-    *("optimizer", "global_batch_size", "train_samples"),
-)
+_OF_RESULT = ("clip_norm", "model", "device", "lr")  # change the result, and so single as well
 
 
 @dataclass(frozen=True)
@@ -49,24 +46,13 @@ class Case:
     strategy: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     tolerance: Mapping[str, float] = field(default_factory=lambda: EXACT)
+    exact: bool = True  # only rounding may tell it from one process
     worlds: tuple[int, ...] | None = None  # None: any number of ranks
 
-    @property
-    def exact(self) -> bool:
-        """Whether only rounding may tell it from one process."""
-        return self.tolerance == EXACT or "model" in self.settings
-
-    @property
-    def reference(self) -> str:
-        """The name of the single run that it is compared with."""
-        return "-".join(["single", *(f"{k}={v}" for k, v in self._shared().items())])
-
-    def _shared(self) -> dict[str, Any]:
-        return {k: v for k, v in self.settings.items() if k in _OF_RESULT}
-
     def single(self) -> RunSpec:
-        """The settings of the reference run."""
-        return RunSpec(**{**SHARED, **self._shared(), "strategy": "single"})
+        """The settings of the run that it is compared with."""
+        shared = {k: v for k, v in self.settings.items() if k in _OF_RESULT}
+        return RunSpec(**{**SHARED, **shared, "strategy": "single"})
 
     def spec(self, world_size: int) -> RunSpec:
         """The settings of the run that is checked."""
@@ -92,6 +78,7 @@ CASES = tuple(
         name,
         variant.settings,
         EXACT if variant.within is None else dict.fromkeys(DTYPES, variant.within),
+        variant.within is None,
         variant.worlds,
     )
     for name, facts in FACTS.items()
@@ -99,33 +86,46 @@ CASES = tuple(
 )
 
 
-# What --model may set, with what is taken where it does not.
-OWN: Mapping[str, Any] = {"global_batch_size": 24, "optimizer": "sgd", "lr": 0.01}
-CLASSES = 10
-
-
-def cases_of_model(
-    model: str, device: str, strategies: list[str], given: Mapping[str, Any] = OWN
-) -> list[Case]:
-    """One case for each strategy of a user's model, in the strategy's default settings.
-
-    given: values of OWN. Two whole batches and a last one of five samples make an epoch.
-    The tolerance is the square root of the precision's unit roundoff eps: losses and gradients are
-    sums of many terms, whose order differs, over a few steps with a small learning rate.
-    """
-    near = {name: torch.finfo(dtype).eps ** 0.5 for name, dtype in DTYPES.items()}
-    settings = {**OWN, **given, "model": model, "device": device}
-    settings["train_samples"] = 2 * settings["global_batch_size"] + 5
-    return [Case(name, name, settings, near) for name in strategies]
-
-
-def cases_of(strategies: list[str], world_size: int) -> list[Case]:
+def cases_of(strategies: Sequence[str], world_size: int) -> list[Case]:
     """The cases of these strategies that run on this number of ranks."""
     return [
         case
         for case in CASES
         if case.strategy in strategies and (case.worlds is None or world_size in case.worlds)
     ]
+
+
+def plan_model(
+    name: str, device: str, strategies: Sequence[str], worlds: Sequence[int], classes: int
+) -> tuple[dict[int, list[Case]], list[str]]:
+    """The cases of a user's model by number of ranks, and the dtypes in which it computes.
+
+    Each strategy is in its default settings. The tolerance is the square root of the precision's
+    unit roundoff eps: losses and gradients are sums of many terms, whose order differs, over a few
+    steps with a small learning rate. Raises UsageError for a model that cannot be made, or that is
+    not the user's own.
+    """
+    if ":" not in name:
+        raise UsageError(f"--model {name}: must be package.module:factory")
+    model = build_model(RunSpec(model=name), classes)
+    if still := hold_still(model):
+        _note(f"{', '.join(still)} compute as in an evaluation: they differ over ranks by design")
+    dtypes = list(DTYPES)
+    try:
+        model = model.double()
+        model(torch.zeros(2, 3, 32, 32, dtype=torch.float64)).sum().backward()
+    except (RuntimeError, TypeError, ValueError):
+        dtypes = ["float32"]
+        _note("the model does not compute in float64: compared in float32 only")
+    near = {name: torch.finfo(dtype).eps ** 0.5 for name, dtype in DTYPES.items()}
+    settings = {"model": name, "device": device, "lr": 0.01}
+    cases = [Case(strategy, strategy, settings, near) for strategy in strategies]
+    several = [case for case in cases if not FACTS[case.strategy].one_rank]
+    return {world: cases if world == 1 else several for world in worlds}, dtypes
+
+
+def _note(text: str) -> None:
+    print(f"jobkit: note: {text}", file=sys.stderr)
 
 
 def hold_still(model: nn.Module) -> list[str]:
@@ -139,43 +139,3 @@ def hold_still(model: nn.Module) -> list[str]:
         module.eval()
         module.train = lambda mode=True, same=module: same  # type: ignore[method-assign]
     return sorted({type(module).__name__ for module in modules})
-
-
-def plan_model(
-    name: str, device: str, strategies: list[str], worlds: list[int], given: Mapping[str, Any]
-) -> tuple[dict[int, list[Case]], dict[str, Any]]:
-    """The cases by number of ranks, and verify's other arguments.
-
-    given: classes, and values of cases.OWN that the user has set.
-    Raises UsageError for a model that cannot be made, or that is not the user's own.
-    """
-    if ":" not in name:
-        raise UsageError(f"--model {name}: must be package.module:factory")
-    values = dict(given)
-    classes = values.pop("classes", CLASSES)
-    model = build_model(RunSpec(model=name), classes)
-    if still := hold_still(model):
-        _note(f"{', '.join(still)} compute as in an evaluation: they differ over ranks by design")
-    dtypes = [d for d in DTYPES if d != "float64" or _takes_float64(model)]
-    if "float64" not in dtypes:
-        _note("the model does not compute in float64: compared in float32 only")
-    cases = cases_of_model(name, device, strategies, values)
-    plans = {
-        n: [c for c in cases if n == 1 or not FACTS[c.strategy].one_rank]
-        for n in dict.fromkeys(worlds)
-    }
-    return plans, {"dtypes": dtypes, "device": device, "classes": classes}
-
-
-def _note(text: str) -> None:
-    print(f"jobkit: note: {text}", file=sys.stderr)
-
-
-def _takes_float64(model: nn.Module) -> bool:
-    """Whether the model computes in float64, backward too."""
-    model = model.double()
-    try:
-        model(torch.zeros(2, 3, 32, 32, dtype=torch.float64)).sum().backward()
-    except (RuntimeError, TypeError, ValueError):
-        return False
-    return True

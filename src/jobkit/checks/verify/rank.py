@@ -1,17 +1,16 @@
 """The ranks of `verify`: train by the real loop, record every step, compare with one process."""
 
-import dataclasses
 import itertools
-import json
 import math
 import multiprocessing
 import os
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,47 +29,44 @@ from jobkit.spec.runspec import RunSpec
 from jobkit.spec.strategies import FACTS
 
 Inject = Callable[[Trainer], None]  # a fault for the check to find
-Tensors = list[dict[str, Tensor]]
-
-
-@dataclass
-class Trace:
-    """What a training did, step by step."""
-
-    losses: list[float] = field(default_factory=list)  # the mean over each global batch
-    gradients: Tensors = field(default_factory=list)
-    parameters: Tensors = field(default_factory=list)
-    evaluations: list[tuple[float, float]] = field(default_factory=list)  # right answers, samples
+# What a training did, step by step: losses (the mean over each global batch), gradients and
+# parameters by name, and of each evaluation the right answers and the samples.
+Trace = dict[str, list[Any]]
 
 
 @dataclass
 class Difference:
     """How far a case is from single: the largest relative differences over steps and ranks."""
 
-    case: str
-    strategy: str
+    case: Case
     world_size: int
     dtype: str
     loss: float
     gradient: float
     parameter: float
     evaluation: float  # samples or answers more or less
-    tolerance: float
-    exact: bool
+
+    @property
+    def tolerance(self) -> float:
+        """Of the first three."""
+        return self.case.tolerance[self.dtype]
 
     @property
     def ok(self) -> bool:
         """Whether all is within the tolerance; nan is not."""
         near = all(d <= self.tolerance for d in (self.loss, self.gradient, self.parameter))
-        return near and (self.evaluation == 0 or not self.exact)
+        return near and (self.evaluation == 0 or not self.case.exact)
 
 
 class Recorder:
     """An observer that keeps each step's loss, gradients and new parameters in a trace."""
 
     def __init__(self, trainer: Trainer, steps: Trace) -> None:
-        self._trainer, self._steps, self._sum_before = trainer, steps, 0.0
-        trainer.optimizer.register_step_pre_hook(self._keep_gradients)
+        self._steps, self._sum_before = steps, 0.0
+        # Those that the optimizer takes: reduced over the ranks, and clipped where wanted.
+        trainer.optimizer.register_step_pre_hook(
+            lambda *_: steps["gradients"].append(trainer.strategy.whole(gradients=True))
+        )
 
     def wants(self, trainer: Trainer) -> bool:
         """Every step."""
@@ -80,30 +76,22 @@ class Recorder:
         """See Observer."""
         self._sum_before = trainer.loss_sum.item()
 
-    def _keep_gradients(self, *_: object) -> None:
-        """Those that the optimizer takes: reduced over the ranks, and clipped where wanted."""
-        self._steps.gradients.append(self._trainer.strategy.whole(gradients=True))
-
     def after(self, trainer: Trainer, step: Step) -> None:
         """See Observer."""
         loss = trainer.loss_sum.item() - self._sum_before
         total = trainer.group.reduce({"loss": loss}, "sum")["loss"]
-        self._steps.losses.append(total / step.global_count)
-        self._steps.parameters.append(trainer.strategy.whole())
+        self._steps["losses"].append(total / step.global_count)
+        self._steps["parameters"].append(trainer.strategy.whole())
 
 
 def trace(
-    spec: RunSpec,
-    group: Group,
-    dtype: torch.dtype,
-    inject: Inject | None = None,
-    num_classes: int = CLASSES,
+    spec: RunSpec, group: Group, dtype: torch.dtype, inject: Inject | None, num_classes: int
 ) -> Trace:
     """Train as spec says, by the loop that every job runs, and record each step."""
     data = synthetic(spec.train_samples or 0, spec.test_samples or 0, num_classes)
     report = Reporter(None, 0, 1)  # as a rank that prints nothing
     trainer = build_trainer(spec, group, data, report, dtype)
-    steps = Trace()
+    steps: Trace = {"losses": [], "gradients": [], "parameters": [], "evaluations": []}
     hold_still(trainer.strategy.model)
     trainer.observers = [Recorder(trainer, steps)]
     if inject is not None:
@@ -111,37 +99,40 @@ def trace(
     for epoch in range(spec.epochs):
         trainer.train_epoch(epoch, lambda _: None)
         sums = group.reduce(trainer.evaluate(), "sum")
-        steps.losses.append(sums["val_loss"] / sums["val_samples"])
-        steps.evaluations.append((sums["val_correct"], sums["val_samples"]))
+        steps["losses"].append(sums["val_loss"] / sums["val_samples"])
+        steps["evaluations"] += [sums["val_correct"], sums["val_samples"]]
     report.close()
     return steps
 
 
-def largest(tensors: Tensors, reference: Tensors) -> float:
+def worst(values: Sequence[float]) -> float:
+    """The largest value, or nan where there is one."""
+    return max(values, key=lambda value: math.inf if math.isnan(value) else value)
+
+
+def largest(
+    tensors: Sequence[Mapping[str, Tensor]], reference: Sequence[Mapping[str, Tensor]]
+) -> float:
     """The largest difference of a tensor, over the largest value of the reference."""
-    worst = 0.0
+    off = [0.0]
     for step, right in zip(tensors, reference, strict=True):
         if step.keys() != right.keys():
-            return float("inf")
+            return math.inf
         for name, tensor in right.items():
             scale = tensor.abs().max().clamp_min(torch.finfo(tensor.dtype).tiny)
-            off = ((step[name] - tensor).abs().max() / scale).item()
-            worst = off if off != off else max(worst, off)
-            if worst != worst:
-                return worst
-    return worst
+            off.append(((step[name] - tensor).abs().max() / scale).item())
+    return worst(off)
 
 
 def compare(steps: Trace, reference: Trace) -> list[float]:
     """Largest differences: of losses, gradients, parameters (relative) and of the evaluation."""
-    losses = [abs(a - b) / abs(b) for a, b in zip(steps.losses, reference.losses, strict=True)]
-    pairs = zip(steps.evaluations, reference.evaluations, strict=True)
-    counts = [abs(x - y) for a, b in pairs for x, y in zip(a, b, strict=True)]
+    pairs = zip(steps["losses"], reference["losses"], strict=True)
+    counts = zip(steps["evaluations"], reference["evaluations"], strict=True)
     return [
-        max(losses) if all(x == x for x in losses) else float("nan"),
-        largest(steps.gradients, reference.gradients),
-        largest(steps.parameters, reference.parameters),
-        max(counts),
+        worst([abs(a - b) / abs(b) for a, b in pairs]),
+        largest(steps["gradients"], reference["gradients"]),
+        largest(steps["parameters"], reference["parameters"]),
+        worst([abs(a - b) for a, b in counts]),
     ]
 
 
@@ -150,63 +141,16 @@ class Orders:
     """What the ranks of one group are to do."""
 
     folder: Path  # shared by all ranks of all groups
-    dtypes: tuple[str, ...]
-    cases: Sequence[Case] = ()
-    singles: Sequence[Case] = ()  # whose single runs are to be made
+    cases: Sequence[Case]
+    dtypes: Sequence[str]
+    device: str  # cpu, or cuda: a GPU for each rank
+    classes: int
     inject: Inject | None = None
-    device: str = "cpu"  # or cuda: a GPU for each rank
-    classes: int = CLASSES
+    is_reference: bool = False  # make the runs that the cases are compared with
 
     def reference(self, case: Case, dtype: str) -> Path:
         """The trace of the single run that a case is compared with."""
-        return self.folder / f"{case.reference}-{dtype}.pt"
-
-
-def make_references(orders: Orders, group: Group) -> None:
-    """Run single for each way of training, once, and keep its trace."""
-    for case, name in itertools.product(orders.singles, orders.dtypes):
-        path = orders.reference(case, name)
-        if not path.exists():
-            steps = trace(case.single(), group, DTYPES[name], num_classes=orders.classes)
-            torch.save(dataclasses.asdict(steps), path)
-
-
-def check(case: Case, name: str, group: Group, orders: Orders) -> Difference:
-    """Compare a case with single in a dtype. Every rank compares what it has itself."""
-    path = orders.reference(case, name)
-    reference = Trace(**torch.load(path, weights_only=True))
-    world = group.place.world_size
-    steps = trace(case.spec(world), group, DTYPES[name], orders.inject, orders.classes)
-    off = compare(steps, reference)
-    loss, gradient, parameter, evaluation = (
-        max(column, key=_badness) for column in zip(*group.gather(off), strict=True)
-    )
-    return Difference(
-        case=case.label,
-        strategy=case.strategy,
-        world_size=world,
-        dtype=name,
-        loss=loss,
-        gradient=gradient,
-        parameter=parameter,
-        evaluation=evaluation,
-        tolerance=case.tolerance[name],
-        exact=case.exact,
-    )
-
-
-def _badness(value: float) -> float:
-    return float("inf") if value != value else value
-
-
-def _device(kind: str, rank: int) -> torch.device:
-    """The rank's device; on a GPU fp32 is IEEE's."""
-    if kind == "cpu":
-        return torch.device("cpu")
-    device = torch.device(kind, rank)
-    torch.cuda.set_device(device)
-    configure(RunSpec(fp32="ieee"), device)
-    return device
+        return self.folder / f"{case.single().run_id}-{dtype}.pt"
 
 
 def be_rank(rank: int, world: int, port: int, orders: Orders) -> None:
@@ -216,16 +160,25 @@ def be_rank(rank: int, world: int, port: int, orders: Orders) -> None:
     place = RankEnv(
         rank=rank, local_rank=rank, world_size=world, local_world_size=world, master_port=port
     )
-    label = "the start"
+    label, device = "the start", torch.device("cpu")
     try:
-        group = Group(place, _device(orders.device, rank), 60.0)
-        make_references(orders, group)
-        differences = []
+        if orders.device == "cuda":
+            device = torch.device("cuda", rank)
+            torch.cuda.set_device(device)
+            configure(RunSpec(fp32="ieee"), device)
+        group, found = Group(place, device, 60.0), []
         for case, name in itertools.product(orders.cases, orders.dtypes):
-            label = case.label
-            differences.append(dataclasses.asdict(check(case, name, group, orders)))
+            label, path = case.label, orders.reference(case, name)
+            if orders.is_reference:
+                if not path.exists():
+                    steps = trace(case.single(), group, DTYPES[name], None, orders.classes)
+                    torch.save(steps, path)
+                continue
+            steps = trace(case.spec(world), group, DTYPES[name], orders.inject, orders.classes)
+            off = group.gather(compare(steps, torch.load(path, weights_only=True)))
+            found.append([worst(column) for column in zip(*off, strict=True)])
         if rank == 0:
-            (orders.folder / f"found-{world}.json").write_text(json.dumps(differences))
+            torch.save(found, orders.folder / f"found-{world}.pt")
         group.close()
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
@@ -240,7 +193,7 @@ _PRELOAD = ("jobkit.checks.verify.rank", "torch._dynamo")
 
 
 def verify(
-    plans: dict[int, list[Case]],
+    plans: Mapping[int, Sequence[Case]],
     inject: Inject | None = None,
     dtypes: Sequence[str] = tuple(DTYPES),
     device: str = "cpu",
@@ -251,35 +204,33 @@ def verify(
     dtypes: of float64 and float32. device: cpu, or cuda for a GPU for each rank. inject is called
     with each trainer that is compared, to put a fault in. Raises RuntimeError when a rank fails.
     """
-    differences: list[Difference] = []
-    with tempfile.TemporaryDirectory(prefix="jobkit-verify-") as name:
-        folder = Path(name)
-        # One process makes the references of all of them first.
-        every = list({case.label: case for cases in plans.values() for case in cases}.values())
-        _preload({case.strategy for case in every})
-        orders = Orders(folder, tuple(dtypes), singles=every, device=device, classes=classes)
-        _run(1, orders)
-        for world, cases in plans.items():
-            if cases:
-                _run(world, replace(orders, cases=cases, singles=(), inject=inject))
-                content = json.loads((folder / f"found-{world}.json").read_text())
-                differences += [Difference(**fields) for fields in content]
-    return differences
-
-
-def _preload(strategies: Iterable[str]) -> None:
-    """Have the process from which ranks are forked import what they need, once for all."""
-    code = {FACTS[name].code.split(".")[0] for name in strategies}
+    every = list({case.label: case for cases in plans.values() for case in cases}.values())
+    # The process from which ranks are forked imports what they need, once for all.
+    code = {FACTS[case.strategy].code.split(".")[0] for case in every}
     modules = [f"jobkit.payload.strategies.{module}" for module in sorted(code)]
     multiprocessing.get_context("forkserver").set_forkserver_preload([*_PRELOAD, *modules])
+    differences: list[Difference] = []
+    with tempfile.TemporaryDirectory(prefix="jobkit-verify-") as name:
+        orders = Orders(Path(name), every, dtypes, device, classes, is_reference=True)
+        _run(1, orders)  # one process makes the references of all of them first
+        for world, cases in plans.items():
+            if cases:
+                _run(world, replace(orders, cases=cases, inject=inject, is_reference=False))
+                found = torch.load(orders.folder / f"found-{world}.pt")
+                pairs = zip(itertools.product(cases, dtypes), found, strict=True)
+                differences += [Difference(case, world, d, *off) for (case, d), off in pairs]
+    return differences
 
 
 def _run(world: int, orders: Orders) -> None:
     """Start the ranks and wait for them; when one fails, end the others and raise its reason."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
     # Ranks are forked from a process that has imported torch and never computes: a fork of this
     # one could miss threads, and a fresh start takes seconds for each.
     ranks = start_processes(
-        be_rank, (world, _free_port(), orders), world, join=False, start_method="forkserver"
+        be_rank, (world, port, orders), world, join=False, start_method="forkserver"
     )
     deadline = time.monotonic() + _LIMIT_S
     try:
@@ -292,28 +243,15 @@ def _run(world: int, orders: Orders) -> None:
         raise RuntimeError(str(error).strip().splitlines()[-1]) from None
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def table(differences: Sequence[Difference]) -> list[str]:
     """The differences for a reader, one line each, and a verdict."""
     head = ["strategy", "ranks", "dtype", "loss", "gradient", "parameter", "evaluation"]
     rows = [[*head, "tolerance", ""]]
     for d in differences:
-        numbers = [_short(x) for x in (d.loss, d.gradient, d.parameter, d.evaluation, d.tolerance)]
-        rows.append([d.case, str(d.world_size), d.dtype, *numbers, "ok" if d.ok else "OVER"])
+        numbers = [d.loss, d.gradient, d.parameter, d.evaluation, d.tolerance]
+        texts = [f"{x:.1e}" if math.isfinite(x) and x else f"{x:g}" for x in numbers]
+        rows.append([d.case.label, f"{d.world_size}", d.dtype, *texts, "ok" if d.ok else "OVER"])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    over = sum(not d.ok for d in differences)
-    lines.append("")
-    lines.append(
-        f"{over} of {len(differences)} over the tolerance" if over else "all are within it"
-    )
-    return lines
-
-
-def _short(value: float) -> str:
-    return f"{value:.1e}" if math.isfinite(value) and value else f"{value:g}"
+    over, all_ = sum(not d.ok for d in differences), len(differences)
+    return [*lines, "", f"{over} of {all_} over the tolerance" if over else "all are within it"]
