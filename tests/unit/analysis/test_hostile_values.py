@@ -1,8 +1,8 @@
 """What others wrote into a plan or a log never becomes a command, a path, a tag or a formula."""
 
-import shlex
 import csv
 import json
+import shlex
 import subprocess
 from pathlib import Path
 
