@@ -44,7 +44,7 @@ def windows() -> tuple[list[Any], Observed]:
 
 def row_of(found: list[Any], slurm_j: float | None = None, **size: Any) -> dict[str, Any]:
     of_windows, observed = windows()
-    return use_row(RunRecords(of_windows, samples=found), observed, SIZE | size, slurm_j)
+    return use_row(RunRecords(of_windows, of_ranks=found), observed, SIZE | size, slurm_j)
 
 
 def test_energy_is_of_all_nodes_and_per_image_without_the_warm_up() -> None:
@@ -59,7 +59,7 @@ def test_energy_is_of_all_nodes_and_per_image_without_the_warm_up() -> None:
 def test_an_end_of_rank_0s_windows_that_no_other_rank_shares_is_passed_over() -> None:
     of_windows, observed = windows()
     own = of_windows[1] | {"step": 7, "t": 1003.5}
-    records = RunRecords([of_windows[0], own, *of_windows[1:]], samples=samples(0))
+    records = RunRecords([of_windows[0], own, *of_windows[1:]], of_ranks=samples(0))
     row = use_row(records, observed, SIZE | {"nodes": 1}, None)
     assert row["joules_per_work"] == pytest.approx(100 * 6 / 40)
 
@@ -112,7 +112,7 @@ def test_lines_of_a_log_are_the_work_of_no_window() -> None:
     """A pattern's line may be of one step, at the last step of a window of many."""
     of_windows, observed = windows()
     lines = replace(observed, windows=False, single=True, source="pattern bar")
-    row = use_row(RunRecords(of_windows, samples=samples(0)), lines, SIZE | {"nodes": 1}, None)
+    row = use_row(RunRecords(of_windows, of_ranks=samples(0)), lines, SIZE | {"nodes": 1}, None)
     assert row["energy_node_j"] == pytest.approx(1000)
     assert row.keys().isdisjoint({"joules_per_work", "joules_of"})
 

@@ -145,7 +145,7 @@ def check(log: Log, paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     assert whole.lost == sum(last.values()) + len(last) - len(log.own)
     # All of it once more, as two tees into one file leave it.
     twice = {name: 2 * count for name, count in rejects.items()}
-    assert split(read(paths, log.data * 2)) == (log.own, log.others, twice)
+    assert split(read(paths, log.data * 2)) == (log.own, log.others * 2, twice)
     # A prefix before every line, as of srun -l or torchrun; and long lines in pieces.
     label = log.random.choice((b"0: ", b"[default1]:", b"2026 | \x1b[32m"))
     labelled = label + log.data[:-1].replace(b"\n", b"\n" + label) + b"\n"

@@ -185,13 +185,6 @@ def test_a_restart_is_a_warm_up_again() -> None:
     assert rows == [(0, 2), (0, 3), (1, 4)]
 
 
-def test_a_long_run_has_at_most_a_thousand_rows_and_keeps_its_time() -> None:
-    log = "".join(f"{n} 0.5\n" for n in range(1, 5001))
-    rows = step_rows(observed_of("(?P<step>[0-9]+) (?P<step_time_s>[0-9.]+)", log))
-    assert len(rows) == 1000
-    assert sum(r["time_s"] for r in rows) == pytest.approx(2500.0)
-
-
 def test_the_last_number_of_a_log_without_its_newline_is_not_taken() -> None:
     line = r"step (?P<step>\d+) time (?P<step_time_ms>[\d.]+)"
     observed = observed_of(line, "step 1 time 200.5\nstep 2 time 201.5\nstep 3 time 20")
@@ -234,7 +227,7 @@ def test_an_index_that_begins_again_without_an_epoch_is_told() -> None:
         "40 lines of pattern own with the index of an earlier step are not used"
     )
     twice = observed_of(line, of_epochs(0, 1) * 2, ranks=2)  # as two ranks print it
-    assert unused(twice) == "" and len(twice.steps) == 20
+    assert len(twice.steps) == 20 and unused(twice).startswith("20 lines of pattern own with the")
 
 
 @pytest.mark.parametrize("bad", [-1, 0, float("nan"), float("inf"), True])

@@ -1,18 +1,16 @@
 """Observations from what a program printed: lines by a pattern, or [METRIC] key=value lines.
 
 A log may have more than one training in it, and each line more than once. Where the index of the
-steps falls back at another speed, the first training alone is read, and it is said.
+steps falls back the lines before it alone are read, and it is said.
 """
 
-import bisect
 import io
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
-from statistics import median
+from statistics import median, median_low
 from typing import Any, BinaryIO
 
 import regex
@@ -28,9 +26,7 @@ METRIC_LINES = "metric lines"  # the source of key=value lines
 LONGEST_LINE = 8192  # characters of a line that a pattern is tried on
 TIMEOUT_S = 2.0  # of one expression on one line
 CUT: Mapping[str, str] = {}  # the groups of a line that may have lost its end
-SAME_SPEED = 1.05  # a training again is one of another speed beyond this factor
 SLOW = 5  # times the median: a step with an evaluation or a checkpoint in it
-_ENDS_IN_NUMBER = re.compile(r"[0-9][0-9.]*(?:[eE][+-]?)?\Z")
 _ATTEMPT = re.compile(rf"{re.escape(START_MARK)}: attempt ([0-9]{{1,9}})\b")
 # A comma or _ divides thousands. A decimal comma is not read: 0,031 is no number.
 _NUMBER = re.compile(
@@ -40,35 +36,30 @@ _NUMBER = re.compile(
 _WRAPPED = re.compile(r"(?:np|numpy|torch|tensor)[\w.]*\((.*)\)")  # as np.float32(1.25)
 _DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+")
 _TIMES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}  # behind a rate or work: 12.3k
-_MEASURES = ("step_time", "rate")
 _OWN_KEYS = frozenset(("rank", "attempt", "kind", "run_id", "study", "t", "seq"))
 _FIELD = {"step_time": "time_s", "data_wait": "data_wait_s", "memory": "memory_mib"}
-_Mark = tuple[float, ...]  # how far a training was at a line: attempt, epoch, step
 
 
 def matches(stream: BinaryIO, pattern: Pattern) -> Iterator[tuple[int, int, Mapping[str, str]]]:
     """Each line of a log that the pattern finds: attempt, number of the line, its groups' texts.
 
-    CUT stands for the groups of a line whose last number may have lost its end. Raises UsageError
-    where an expression takes longer than TIMEOUT_S on a line.
+    CUT stands for the groups at the end of a log without its newline. Raises UsageError where an
+    expression takes longer than TIMEOUT_S on a line.
     """
     expressions = [regex.compile(text) for text in pattern.lines]
     attempt = 0
     for place, line, whole in _lines(stream):
         if mark := _ATTEMPT.search(line):
             attempt = int(mark[1])
-        for expression in expressions:
-            try:
-                match = expression.search(line, timeout=TIMEOUT_S)
-            except TimeoutError:
-                raise UsageError(
-                    f"pattern {pattern.name}: took longer than {TIMEOUT_S:g} s on line {place}"
-                ) from None
-            if match:
-                cut = not whole and match.end() == len(line) and _ENDS_IN_NUMBER.search(line)
-                groups = {name: text for name, text in match.groupdict().items() if text}
-                yield attempt, place, CUT if cut else groups
-                break
+        try:
+            found = (e.search(line, timeout=TIMEOUT_S) for e in expressions)
+            match = next(filter(None, found), None)
+        except TimeoutError:
+            why = f"took longer than {TIMEOUT_S:g} s on line {place}"
+            raise UsageError(f"pattern {pattern.name}: {why}") from None
+        if match:
+            groups = {name: text for name, text in match.groupdict().items() if text}
+            yield attempt, place, groups if whole or match.end() < len(line) else CUT
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[int, str, bool]]:
@@ -97,20 +88,20 @@ def observed_lines(
     lines: as matches gives them. ranks: how many a rate of one rank is multiplied by. planned:
     unit, work_per_step and warmup_steps of the study.
     """
-    seen: list[tuple[Observation, _Mark | None]] = []
+    seen: list[Observation] = []
     cut, unread, source = 0, list[str](), f"pattern {pattern.name}"
     for attempt, _, groups in lines:
         cut += groups is CUT
         values = {name: plain(text, name) for name, text in groups.items()}
-        measures = (name for name in values if quantity_of(name).kind in _MEASURES)
+        measures = (n for n in values if quantity_of(n).kind in ("step_time", "rate"))
         bad = [name for name in measures if not _is_above_0(values[name])]
         unread += [f"{name}={groups[name].strip()}" for name in bad[:1]]
-        line = _observation(values, pattern.of == "per_rank", ranks, planned.get("unit"))
-        seen.append((replace(line, attempt=attempt), _mark(attempt, values)))
+        of_one = pattern.of == "per_rank"
+        seen.append(_observation(values, of_one, ranks, planned.get("unit"), attempt))
     first, doubts = _first_training(seen, ranks, source)
-    once, repeated = _each_once(first, ranks)
-    single = pattern.spans == "step"
-    steps = _of_lines(once, planned, single)
+    steps = _with_steps(first, planned, pattern.spans == "step")
+    if pattern.spans == "running":
+        steps = [replace(line, warmup=False) for line in steps[-1:]]
     not_taken = []
     if cut:
         not_taken.append(f"{counted(cut, 'line')} of {source} may be truncated: not used")
@@ -119,52 +110,40 @@ def observed_lines(
             f"{counted(len(unread), 'line')} of {source} with a time or rate that is no number "
             f"above 0, as {unread[0][:80]}: that value is not used"
         )
-    not_taken += doubts or ([_of_earlier(repeated, source)] if repeated else [])
-    if single:
-        not_taken += _slow_steps(steps, source)
-    elif pattern.spans == "running" and steps:
-        steps = [replace(steps[-1], warmup=False)]
-    return _in_one_unit(steps, planned, source, not_taken, single)
-
-
-def _slow_steps(steps: Sequence[Observation], source: str) -> list[str]:
-    """A sentence where a few of the printed steps are so long that they weigh too much."""
-    times = [o.step_s or (1 / o.rate if o.rate else 0) for o in steps if not o.warmup]
-    slow = [t for t in times if t > SLOW * median(times)]
-    if not slow or sum(times) < SAME_SPEED * (sum(times) - sum(slow)):
-        return []
-    lines = f"{counted(len(slow), 'line')} of {source} with a step of over {SLOW} times the median"
-    return [f"{lines}, as with an evaluation in it: the mean has them"]
-
-
-def _is_above_0(value: Any) -> bool:
-    return type(value) in (int, float) and 0 < value < math.inf
+    not_taken += doubts
+    if pattern.spans == "step":
+        times = [o.time_s or (1 / o.rate if o.rate else 0) for o in steps if not o.warmup]
+        slow = [t for t in times if t > SLOW * median(times)]
+        if sum(slow) > 0.05 * (sum(times) - sum(slow)):
+            count = f"{counted(len(slow), 'line')} of {source}"
+            why = f"with a step of over {SLOW} times the median, as with an evaluation in it"
+            not_taken.append(f"{count} {why}: the mean has them")
+    return _in_one_unit(steps, planned, source, not_taken, pattern.spans == "step")
 
 
 def observed_metrics(
-    records: Sequence[Record], ranks: int | None, planned: Mapping[str, Any], copies: int = 1
+    records: Sequence[Record], ranks: int | None, planned: Mapping[str, Any]
 ) -> Observed | None:
     """The observations of [METRIC] key=value lines that say a time or a rate, and no epoch.
 
-    copies: how often the line of a step was printed. Where all ranks print a rate of which the name
-    does not say that it is of one rank, it may be of one or of all: then it is not used.
+    Where all ranks print a rate of which the name does not say that it is of one rank, it may be of
+    one or of all: then it is not used.
     """
-    seen = [
-        (_of_record(record, ranks, planned.get("unit")), _mark(0, record))
-        for record in records
-        if "v" not in record and not ("epoch" in record and "step" not in record)
-    ]
+    lines = [r for r in records if "v" not in r and not ("epoch" in r and "step" not in r)]
+    seen = [_of_record(line, ranks, planned.get("unit")) for line in lines]
     first, not_taken = _first_training(seen, ranks, "[METRIC]")
-    kinds = [quantity_of(name) for record in records for name in record]
+    steps = (line for line in lines if type(line.get("step")) is int)
+    copies = Counter((r.get("epoch"), r["step"], *sorted(r.keys() - {"rank"})) for r in steps)
+    often = median_low(copies.values()) if copies else 1
+    kinds = [quantity_of(name) for line in lines for name in line]
     unclear = any(q.kind == "rate" and q.unit != "steps" and not q.per_rank for q in kinds)
-    if ranks and ranks > 1 and copies >= ranks and unclear:
+    if ranks and ranks > 1 and often >= ranks and unclear:
         not_taken.append(
-            f"each rate is printed {copies} times, as by all {ranks} ranks, and may be of one or "
+            f"each rate is printed {often} times, as by all {ranks} ranks, and may be of one or "
             "of all: not used. Print it on rank 0 alone, or name it as tokens_per_s_per_rank"
         )
-        first = [replace(o, rate=None, work=None) for o in first]
-    timed = [o for o in _each_once(first, ranks)[0] if o.time_s or o.rate]
-    return _in_one_unit(_of_lines(timed, planned, False), planned, METRIC_LINES, not_taken)
+        first = [replace(o, rate=None, work=None) for o in first if o.time_s]
+    return _in_one_unit(_with_steps(first, planned, False), planned, METRIC_LINES, not_taken)
 
 
 def observes(record: Record) -> bool:
@@ -178,83 +157,85 @@ def _of_record(record: Record, ranks: int | None, wanted: str | None = None) -> 
     return _observation(values, False, ranks, wanted)
 
 
-# More than one training in a log, and more than one line of a step.
+def _observation(
+    values: Mapping[str, Any],
+    of_one: bool,
+    ranks: int | None,
+    wanted: str | None,
+    attempt: int = 0,
+) -> Observation:
+    """One line as an observation of one step.
 
-
-def _mark(attempt: int, values: Mapping[str, Any]) -> _Mark | None:
-    """How far the training was at a line; None where it does not say it."""
-    places = {quantity_of(name).kind: v for name, v in values.items() if type(v) in (int, float)}
-    if not {"step", "epoch"} & places.keys():
-        return None
-    return (attempt, places.get("epoch", -1), places.get("step", -1))
-
-
-def _restart(marks: Sequence[_Mark | None], ranks: int | None) -> int | None:
-    """Where the training that the lines are of begins again; None where it does not.
-
-    Lines of several ranks overtake each other by a step or two.
+    Of several rates the first one in the wanted unit counts, else the first, and work in its unit;
+    steps per second are a time. A number that cannot be one of its quantity, as a rate of -1 or 0,
+    says that it is not known.
     """
-    seen: list[_Mark] = []  # sorted, without copies
-    for place, mark in enumerate(marks):
-        if mark is None:
+    fields: dict[str, Any] = {}
+    free: dict[str, Any] = {}
+    amounts: list[tuple[Quantity, float]] = []
+    for name, value in values.items():
+        quantity = quantity_of(name)
+        kind = quantity.kind
+        if kind == "free" or type(value) not in (int, float):
+            free[quantity.name or name] = value
+        elif kind == "step":
+            fields["step"] = int(value) if float(value).is_integer() else None
+        elif kind == "epoch":
+            fields["epoch"] = value
+        elif not (_is_above_0(value) or (kind == "data_wait" and value == 0)):
             continue
-        index = bisect.bisect_right(seen, mark)
-        if len(seen) - index >= (1 if ranks == 1 else 3):
-            return place
-        if not index or seen[index - 1] != mark:
-            seen.insert(index, mark)
-    return None
+        elif kind == "rate" and quantity.unit == "steps":  # every rank takes the same ones
+            fields.setdefault("time_s", 1 / (value * quantity.scale))
+        elif kind in ("rate", "work"):
+            amounts.append((quantity, value * quantity.scale))
+        else:
+            fields[_FIELD[kind]] = value * quantity.scale
+    units = [q.unit for q, _ in amounts if q.kind == "rate"] or [q.unit for q, _ in amounts]
+    unit = wanted if wanted in units else next(iter(units), None)
+    for quantity, value in amounts:
+        if quantity.unit == unit:  # of one rank, and their number is not known: None
+            over = ranks if of_one or quantity.per_rank else 1
+            fields.setdefault(quantity.kind, value * over if over else None)
+    return Observation(**fields, attempt=attempt, unit=unit, values=free)
+
+
+def _is_above_0(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < math.inf
 
 
 def _first_training(
-    seen: Sequence[tuple[Observation, _Mark | None]], ranks: int | None, source: str
+    lines: Sequence[Observation], ranks: int | None, source: str
 ) -> tuple[list[Observation], list[str]]:
-    """The observations that say a time or a rate, of the first training; what others there are.
+    """The observations that say a time or a rate, each step once; a sentence on others.
 
-    Lines again at the same speed are those of other ranks, or of the same training after a restart.
+    They end where the index of the steps falls back. Lines of several ranks overtake each other by
+    a step or two, and of the lines of a step the first counts.
     """
-    place = _restart([mark for _, mark in seen], ranks)
-    measured = [o for o, _ in seen if o.time_s or o.rate]
-    first = [o for o, _ in seen[:place] if o.time_s or o.rate]
-    later = measured[len(first) :]
-    if place is None or not later:
-        return measured, []
-    if not first:
-        return later, [f"the rate is of the second training in this log: {source} has no other"]
-    fast, slow = sorted(  # the median time of a step, without the first line
-        median(o.time_s or 1 / (o.rate or 1) for o in (part[1:] or part)) for part in (first, later)
-    )
-    if slow <= SAME_SPEED * fast:
-        return measured, []
-    return first, [_of_earlier(len(later), source)]
-
-
-def _of_earlier(count: int, source: str) -> str:
-    return (
-        f"{counted(count, 'line')} of {source} with the index of an earlier step are not used. "
+    newest: list[tuple[float, ...]] = []  # how far the training was, at most
+    overtaking = 1 if ranks == 1 else 3
+    first: dict[object, Observation] = {}
+    end = len(lines)
+    for place, line in enumerate(lines):
+        if line.step is not None or line.epoch is not None:
+            at = line.attempt, -1 if line.epoch is None else line.epoch, line.step or 0
+            if len(newest) == overtaking and at < newest[0]:
+                end = place
+                break
+            newest = sorted({*newest, at})[-overtaking:]
+        if line.time_s or line.rate:
+            key = place if line.step is None else (line.attempt, line.epoch, line.step)
+            first.setdefault(key, line)
+    later = sum(bool(line.time_s or line.rate) for line in lines[end:])
+    doubt = (
+        f"{counted(later, 'line')} of {source} with the index of an earlier step are not used. "
         "Where the index begins again in each epoch, name the epoch's group epoch; else it is a "
         "second training in this log"
     )
+    return list(first.values()), [doubt] if later else []
 
 
-def _each_once(lines: Iterable[Observation], ranks: int | None) -> tuple[list[Observation], int]:
-    """The observations without those of a step that another rank has printed too.
-
-    Returned too: how many of those left out are of a step that more lines say than there are ranks.
-    """
-    first: dict[object, Observation] = {}
-    counts: Counter[object] = Counter()
-    copies: Counter[object] = Counter()
-    for place, line in enumerate(lines):
-        key = place if line.step is None else (line.attempt, line.epoch, line.step)
-        counts[key] += 1
-        copies[key] += first.setdefault(key, line) == line
-    over = (n - 1 for key, n in counts.items() if ranks and n > ranks and copies[key] < n)
-    return list(first.values()), sum(over)
-
-
-def _of_lines(
-    lines: Sequence[Observation], planned: Mapping[str, Any], single: bool
+def _with_steps(
+    lines: Iterable[Observation], planned: Mapping[str, Any], single: bool
 ) -> list[Observation]:
     """The observations of a log's lines with the number of their steps, and the warm-up marked.
 
@@ -262,40 +243,26 @@ def _of_lines(
     step since the line before. The first line of an attempt has the start-up in it and counts as
     warm-up, and so does every one within warmup_steps of it, until the index begins again.
     """
-    warmup = planned.get("warmup_steps")
-    warmup = warmup if type(warmup) is int else 0
+    warmup = planned.get("warmup_steps") or 0
     observations: list[Observation] = []
-    begun: dict[int, int] = {}  # by attempt: its first step
-    again = set[int]()  # attempts in which the index began again, with an epoch
-    for before, line in pairwise([None, *lines]):
-        assert line is not None
-        first, new_epoch = line.attempt not in begun, _new_epoch(before, line)
-        start = begun.setdefault(line.attempt, line.step or 0)
-        if new_epoch:
-            again.add(line.attempt)
-        early = line.step is not None and line.step <= start + warmup
+    before: Observation | None = None
+    warm_until = 0
+    for line in lines:
+        first = before is None or before.attempt != line.attempt
+        if first:
+            warm_until = (line.step or 0) + warmup
         steps = 1 if single else None  # None: the lines do not say
-        if not (single or first or before is None or before.step is None or line.step is None):
-            steps = max(1, line.step - (0 if new_epoch else before.step))
-        times: dict[str, Any] = {
-            name: value * (steps or 1)
-            for name in ("time_s", "data_wait_s", "work")
-            if (value := getattr(line, name)) is not None
-        }
-        is_warmup = first or (early and line.attempt not in again)
-        observations.append(replace(line, steps=steps, warmup=is_warmup, **times))
+        if before and not first and before.step is not None and line.step is not None:
+            again = line.epoch != before.epoch and line.step <= before.step  # in another epoch
+            warm_until = -1 if again else warm_until
+            if not single:
+                steps = max(1, line.step - (0 if again else before.step))
+        early = line.step is not None and line.step <= warm_until
+        times = {k: getattr(line, k) for k in ("time_s", "data_wait_s", "work")}
+        times = {k: value and value * (steps or 1) for k, value in times.items()}
+        observations.append(replace(line, steps=steps, warmup=first or early, **times))
+        before = line
     return observations
-
-
-def _new_epoch(before: Observation | None, line: Observation) -> bool:
-    """Whether the index of the step has begun again, since another epoch has begun."""
-    if before is None or before.step is None or line.step is None:
-        return False
-    same = (before.attempt, before.epoch) == (line.attempt, line.epoch)
-    return not same and before.attempt == line.attempt and line.step <= before.step
-
-
-# One line as an observation.
 
 
 def _in_one_unit(
@@ -309,87 +276,19 @@ def _in_one_unit(
     if not (steps or not_taken):
         return None
     unit, per_step = planned.get("unit"), planned.get("work_per_step")
-    if any(o.unit == "steps" for o in steps):
-        steps = [_in_steps(o) for o in steps]
-    if per_step:
-        steps = [
-            replace(o, rate=o.rate * per_step, unit=unit) if o.unit == "steps" and o.rate else o
-            for o in steps
-        ]
     units = Counter(o.unit for o in steps if o.unit)
-    timed = per_step and any(o.time_s for o in steps)
-    if units and unit not in units and not (unit and timed):
+    stated = unit and per_step and any(o.time_s for o in steps)
+    if units and unit not in units and not stated:
         per_step = None if unit else per_step
         unit = units.most_common(1)[0][0]
-    steps = [o if o.unit in (None, unit) else replace(o, rate=None, work=None) for o in steps]
     return Observed(
-        steps=steps,
+        steps=[o if o.unit in (None, unit) else replace(o, rate=None, work=None) for o in steps],
         unit=unit,
         work_per_step=per_step,
         single=single,
         source=source,
         not_taken=not_taken,
     )
-
-
-def _in_steps(line: Observation) -> Observation:
-    """A line with its rate in steps and its time: a progress bar says it/s or s/it."""
-    count = line.steps or 1
-    if line.rate is None and line.time_s:
-        return replace(line, rate=count / line.time_s, unit="steps")
-    if line.time_s is None and line.rate and line.unit == "steps":
-        return replace(line, time_s=count / line.rate)
-    return line
-
-
-def _observation(
-    values: Mapping[str, Any], of_one: bool, ranks: int | None, wanted: str | None
-) -> Observation:
-    """One line as an observation of one step.
-
-    Of several rates the first one in the wanted unit counts, else the first, and work in its unit.
-    A number that cannot be one of its quantity, as a rate of -1 or 0, says that it is not known.
-    """
-    values = {name: v for name, v in values.items() if _is_possible(name, v)}
-    fields: dict[str, Any] = {}
-    free: dict[str, Any] = {}
-    unit = _unit(values, wanted)
-    for name, value in values.items():
-        quantity = quantity_of(name)
-        if quantity.kind == "free" or type(value) not in (int, float):
-            free[quantity.name or name] = value
-        elif quantity.kind in ("rate", "work"):
-            if quantity.unit == unit:
-                scaled = _over_ranks(value * quantity.scale, quantity, of_one, ranks)
-                fields.setdefault(quantity.kind, scaled)
-        elif quantity.kind in ("step", "epoch"):
-            fields[quantity.kind] = value if type(value) is int else None
-        else:
-            fields[_FIELD[quantity.kind]] = value * quantity.scale
-    return Observation(**fields, unit=unit, values=free)
-
-
-def _is_possible(name: str, value: Any) -> bool:
-    """Whether a value may be one of its quantity: times, rates, work and memory are above 0."""
-    kind = quantity_of(name).kind
-    free = type(value) not in (int, float) or kind in ("free", "step", "epoch")
-    return free or _is_above_0(value) or (kind == "data_wait" and value == 0)
-
-
-def _unit(values: Mapping[str, Any], wanted: str | None) -> str | None:
-    """The unit of a line's rate, else of its work; None where it has neither."""
-    known = [quantity_of(name) for name, v in values.items() if type(v) in (int, float)]
-    for kind in ("rate", "work"):
-        if units := [q.unit for q in known if q.kind == kind]:
-            return wanted if wanted in units else units[0]
-    return None
-
-
-def _over_ranks(value: float, quantity: Quantity, of_one: bool, ranks: int | None) -> float | None:
-    """A rate or work of all ranks; None where it is of one and their number is not known."""
-    if quantity.unit == "steps" or not (of_one or quantity.per_rank):
-        return value  # every rank takes the same steps
-    return value * ranks if ranks else None
 
 
 def with_numbers(record: Record) -> Record:
@@ -417,6 +316,4 @@ def plain(text: str, name: str = "") -> Any:
     if _NUMBER.fullmatch(word):
         bare = word.replace(",", "").replace("_", "")
         return int(bare) if bare.lstrip("+-").isdigit() and len(bare) < 19 else float(bare)
-    if word.lower().lstrip("+-") in ("nan", "inf", "infinity"):
-        return None
-    return word
+    return None if word.lower().lstrip("+-") in ("nan", "inf", "infinity") else word

@@ -3,9 +3,8 @@
 What a log cannot say is empty: its settings, its exit code.
 """
 
-import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,9 @@ import regex
 
 from jobkit.analysis.collect.lines import TIMEOUT_S, matches, observed_lines, observed_metrics
 from jobkit.analysis.collect.records import RunRecords, read_log
-from jobkit.analysis.collect.rows import recorded_spec, result_row
+from jobkit.analysis.collect.rows import of_tables, recorded_spec, result_row
 from jobkit.analysis.collect.steps import IN_STEPS, Observed, observed_windows
 from jobkit.analysis.tables.frames import Row
-from jobkit.analysis.tables.series import series_labels
 from jobkit.errors import UsageError
 from jobkit.metric.pattern import Pattern
 from jobkit.outcome.evidence import find_sign, of_newest
@@ -26,9 +24,7 @@ from jobkit.outcome.state import BAD_ENDS, RunState
 
 _ANYWHERE = Path("/")  # the user named the files
 _HEAD = 1 << 20  # bytes of a log in which its size is looked for
-# An expression whose first number is one of nodes, as nodes=(\d+) or (\d+)nodes.
-_OF_NODES = re.compile(r"node[a-z_]*[^\w(]*\((?!\?)|\)-?node", re.IGNORECASE)
-_GROUPS = ("ranks", "nodes", "ranks_per_node", "series")
+_GROUPS = {"ranks", "nodes", "ranks_per_node", "series"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +32,7 @@ class GivenLogs:
     """Which logs, and how they are read. Raises UsageError for what cannot be used."""
 
     files: tuple[Path, ...]
-    size: str  # an expression: its first group is the ranks, or groups ranks, nodes, ...
+    size: str  # an expression: groups ranks, nodes, ..., or its first group is the ranks
     pattern: Pattern | None = None  # None: [METRIC] key=value lines
     ranks_per_node: int | None = None  # of a full node
     unit: str | None = None
@@ -46,88 +42,60 @@ class GivenLogs:
 
     def __post_init__(self) -> None:
         try:
-            size = re.compile(self.size)
-        except (re.error, RecursionError, OverflowError) as error:
+            size = regex.compile(self.size)
+        except (regex.error, RecursionError, OverflowError) as error:
             raise UsageError(f"--size {self.size!r} does not compile: {error}") from None
+        names = {*size.groupindex}
         if not size.groups:
             raise UsageError(f"--size {self.size!r} has no group, as in 'ranks=(\\d+)'")
-        names = size.groupindex.keys()
-        for name in names - {*_GROUPS}:
-            raise UsageError(f"--size: group {name!r} must be one of {', '.join(_GROUPS)}")
-        if names & {"ranks", "ranks_per_node"} or (self.ranks_per_node and "nodes" in names):
-            return
-        text = re.sub(r"\\[A-Za-z]", "", self.size)  # without \d
-        if "nodes" in names or (_plain_group(size) and _OF_NODES.search(text)):
-            raise UsageError(
-                f"--size {self.size!r} finds nodes and not ranks: name the group (?P<nodes>...) "
-                "and add --gpus-per-node N, or find (?P<ranks>...) too"
-            )
-        if _plain_group(size) is None:
-            raise UsageError(f"--size {self.size!r} has no group for the ranks, as 'ranks=(\\d+)'")
+        if unknown := names - _GROUPS:
+            allowed = ", ".join(sorted(_GROUPS))
+            raise UsageError(f"--size: group {min(unknown)!r} must be one of {allowed}")
+        if "nodes" in names and not (names & {"ranks", "ranks_per_node"} or self.ranks_per_node):
+            why = "finds nodes alone: add --gpus-per-node N, or a group ranks"
+            raise UsageError(f"--size {self.size!r} {why}")
 
 
 def read_logs(logs: GivenLogs) -> dict[str, dict[str, Any]]:
     """What was read of each log, in the order given."""
-    names = [path.name for path in logs.files]
-    run_ids = [n if names.count(n) == 1 else str(f) for n, f in zip(names, logs.files, strict=True)]
-    runs = {k: _read(path, logs) for k, path in zip(run_ids, logs.files, strict=True)}
-    labels = series_labels({k: run["unnamed"] for k, run in runs.items() if run["unnamed"]})
-    repeats = Counter[tuple[object, ...]]()
-    for run_id, run in runs.items():
-        row = run["row"]
-        row["series"] = labels.get(run_id, row["series"])
-        place = row["series"], row.get("nodes"), row.get("ranks_per_node")
-        row["repeat"] = repeats[place]
-        repeats[place] += 1
-    _in_one_unit([run["row"] for run in runs.values()])
-    return runs
-
-
-def _in_one_unit(rows: Sequence[Row]) -> None:
-    """Give a series' rates in steps where a log of it has none but that.
-
-    The log of several ranks has rank 0's work alone, that of one rank all of it.
-    """
+    names = Counter(path.name for path in logs.files)
+    run_ids = [path.name if names[path.name] == 1 else str(path) for path in logs.files]
+    runs = {k: _read(k, path, logs) for k, path in zip(run_ids, logs.files, strict=True)}
+    rows = [run["row"] for run in runs.values()]
     ok = [row for row in rows if row["status"] == "ok"]
     in_steps = {row["series"] for row in ok if row.get("throughput_unit") == IN_STEPS}
+    repeats = Counter[tuple[object, ...]]()
     for row in rows:
+        place = row["series"], row["nodes"], row["ranks_per_node"]
+        row["repeat"] = repeats[place]
+        repeats[place] += 1
+        # The log of several ranks has rank 0's work alone, that of one rank all of it. So a series
+        # in which one run has but a rate in steps has all of its rates in steps.
         if row["series"] in in_steps and row.get("step_time_s"):
             row |= {"throughput": 1 / row["step_time_s"], "throughput_unit": IN_STEPS}
             row["work_source"] = None
+    return runs
 
 
-def _read(path: Path, logs: GivenLogs) -> dict[str, Any]:
+def _read(run_id: str, path: Path, logs: GivenLogs) -> dict[str, Any]:
     """What one log holds."""
-    records, unreadable, pattern = RunRecords(), "", logs.pattern
-    try:
-        with open_log(path, _ANYWHERE):
-            records = read_log(path)
-    except OSError as error:
-        unreadable = f"cannot be read: {error.strerror}"
-    spec = recorded_spec(records)
-    size = size_of(path, logs.size, logs.ranks_per_node)
+    records, pattern = read_log(path), logs.pattern
+    spec, start = recorded_spec(records), records.last("run_start")
+    size = _size_of(path, logs.size, logs.ranks_per_node)
     series = size.pop("series", None) or (pattern.program or pattern.name if pattern else None)
-    ranks = records.last("run_start").get("world_size")
-    if not size and type(ranks) is int and ranks > 0:  # as jobkit's own lines say it
-        known = {"nodes": spec.nodes, "ranks_per_node": spec.ranks_per_node} if spec else {}
-        size = _shape({**known, "ranks": ranks}, logs.ranks_per_node)
-    observed = None if unreadable else _observed(path, logs, records, size.get("world_size"))
-    row = result_row(spec, RunState(status="ok"), records, observed=observed)
+    if not size:  # as jobkit's own lines say it
+        numbers = {"ranks": start.get("world_size"), "nodes": start.get("nodes")}
+        known = {k: v for k, v in numbers.items() if type(v) is int and v > 0}
+        size = _shape(known, logs.ranks_per_node)
+    observed = _observed(path, logs, records, size.get("world_size"))
+    row = result_row(spec, RunState(status="ok"), records, observed)
     row |= size or dict.fromkeys(("nodes", "ranks_per_node", "world_size"))
     row |= {"attempts": None, "evidence_file": path.name}
     row["series"] = str(series or (spec.strategy if spec else "log"))
     row["strategy"] = spec.strategy if spec else row["series"]
     row["scaling"] = logs.scaling or row.get("scaling")
-    if unreadable:
-        row |= {"status": "failed", "reason": unreadable}
-    else:
-        row |= _judged(path, logs, row, records, observed)
-    return {
-        "records": records,
-        "observed": observed,
-        "row": row,
-        "unnamed": None if series else spec,  # the settings of a run that only they name
-    }
+    row |= _judged(path, logs, row, records, observed)
+    return of_tables(run_id, records, observed, row)
 
 
 def _judged(
@@ -137,6 +105,8 @@ def _judged(
 
     What its newest attempt recorded of its own end counts before what else the log has.
     """
+    if records.unreadable:
+        return {"status": "failed", "reason": records.rejects[0].reason}
     end = records.last("run_end")
     recorded = end.get("status") if end.get("attempt") == records.newest else None
     tail = of_newest(read_tail(path, within=_ANYWHERE), records.newest)
@@ -165,14 +135,16 @@ def _observed(
     stated.
     """
     planned = {n: getattr(logs, n) for n in ("unit", "work_per_step", "warmup_steps")}
+    if records.unreadable:
+        return None
     if logs.pattern:
         with open_log(path, _ANYWHERE) as stream:
             return observed_lines(matches(stream, logs.pattern), logs.pattern, ranks, planned)
     windows = observed_windows(records.of("window"), records.last("run_start"), planned, ranks)
-    return windows or observed_metrics(records.foreign, ranks, planned, records.copies)
+    return windows or observed_metrics(records.foreign, ranks, planned)
 
 
-def size_of(path: Path, size: str, per_node: int | None) -> Row:
+def _size_of(path: Path, size: str, per_node: int | None) -> Row:
     """The size of a run: from the name of its log, else from its first MiB; empty if in neither.
 
     size: the expression; what its group series finds is there too. per_node: GPUs of a full node.
@@ -185,24 +157,17 @@ def size_of(path: Path, size: str, per_node: int | None) -> Row:
         texts = [path.name, *head.splitlines()]
         match = next((m for t in texts if (m := expression.search(t, timeout=TIMEOUT_S))), None)
     except OSError:
-        return {}
+        return {}  # the reader of records says why
     except TimeoutError:
         raise UsageError(f"--size {size!r}: took longer than {TIMEOUT_S:g} s") from None
     if match is None:
         return {}
-    named = {k: v for k, v in match.groupdict().items() if v}
-    series = {"series": named.pop("series")} if "series" in named else {}
-    numbers = {k: int(v) for k, v in named.items() if v.isdecimal()}
-    if (plain := _plain_group(expression)) and (match[plain] or "").isdecimal():
-        numbers.setdefault("ranks", int(match[plain]))
-    return {**series, **_shape(numbers, per_node)}
-
-
-def _plain_group(expression: Any) -> int | None:
-    """The first group that has no name; none where another one than series has."""
-    names = expression.groupindex
-    free = [n for n in range(1, expression.groups + 1) if n not in names.values()]
-    return free[0] if free and not names.keys() - {"series"} else None
+    found = {k: v for k, v in match.groupdict().items() if v}
+    named = expression.groupindex.values()
+    if free := [n for n in range(1, expression.groups + 1) if n not in named]:
+        found.setdefault("ranks", match[free[0]] or "")
+    series = {"series": found.pop("series")} if "series" in found else {}
+    return series | _shape({k: int(v) for k, v in found.items() if v.isdecimal()}, per_node)
 
 
 def _shape(numbers: Mapping[str, int], per_node: int | None) -> Row:

@@ -12,7 +12,7 @@ results.ok         whether every run is ok
 import gc
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -22,20 +22,21 @@ from typing import Any
 import pandas as pd
 
 from jobkit.analysis.collect.logs import GivenLogs, read_logs
-from jobkit.analysis.collect.records import UNREADABLE, Reject, RunRecords, read_run
+from jobkit.analysis.collect.records import read_run
 from jobkit.analysis.collect.rows import (
+    IDENTIFIES,
     OF_EPOCHS,
+    OF_RUN,
     WALL_TIME,
     observed_of,
+    of_tables,
     ranks_together,
     recorded_spec,
     result_row,
     unplanned_settings,
-    unused_lines,
     wall_time_s,
 )
-from jobkit.analysis.collect.samples import sample_rows, use_row
-from jobkit.analysis.collect.steps import Observed, step_rows
+from jobkit.analysis.collect.samples import use_row
 from jobkit.analysis.scaling.scaling import measured_sizes, scaling_table
 from jobkit.analysis.scaling.sizes import SEVERAL_STARTS, Size
 from jobkit.analysis.tables.columns import RESULTS, TABLES, Column
@@ -44,19 +45,14 @@ from jobkit.analysis.tables.series import apart, faults, series_labels
 from jobkit.analysis.tables.text import counted
 from jobkit.errors import UsageError, one_line
 from jobkit.files import in_order, is_there
-from jobkit.metric.kinds import COMMON
 from jobkit.outcome import slurm_jobs
-from jobkit.outcome.slurm_jobs import Job
 from jobkit.outcome.state import RunState, join, ordered_runs
 from jobkit.paths import RunPaths, StudyPaths, read_json
 from jobkit.permissions import closed_to_others, other_writers
 from jobkit.spec.runspec import PlannedRun
-from jobkit.spec.study import Plan, find_study, read_run_spec, read_spec, run_folders
+from jobkit.spec.study import Plan, find_study, read_run_spec, run_folders
 
 OUTDATED = "a run has written to its log since the tables were: collect again"
-# What identifies a run, or a record among others, is no column of an epoch, step or sample.
-_OF_RUN = ("run_id", "study", "series", "strategy", "world_size", "repeat")
-_COMMON = {*COMMON, "values", *_OF_RUN} - {"attempt"}
 
 
 @dataclass(frozen=True)
@@ -71,9 +67,6 @@ class Results:
     steps: pd.DataFrame  # some steps a row
     samples: pd.DataFrame = field(default_factory=pd.DataFrame)  # of load, memory and energy
     out: Path | None = None  # where tables, figures and the report are written; None: folder
-    # Of the logs, as far as they were read just now; runs["problems"] has their words.
-    rejected: tuple[Reject, ...] = ()  # [METRIC] lines that are no valid record
-    lost: Mapping[str, int] = field(default_factory=dict)  # by run_id: records in no source
     unplanned: tuple[str, ...] = ()  # folders of runs that are not in the plan: not collected
 
     @classmethod
@@ -206,8 +199,7 @@ def collect(
     unplanned: list[str] = []
     try:
         if logs:
-            parts = read_logs(logs)
-            read = {k: run | _parts(run["records"], run["observed"]) for k, run in parts.items()}
+            read = read_logs(logs)
         elif is_there(folder / "logs.json"):
             raise UsageError(f"{folder} was made from logs: give collect --logs again")
         else:
@@ -223,8 +215,6 @@ def collect(
         sizes=tuple(sizes),
         scaling=scaling_table(sizes, folder.resolve().name if read else None),
         out=out,
-        rejected=tuple(r for run in read.values() for r in run["rejected"]),
-        lost={run_id: run["lost"] for run_id, run in read.items() if run["lost"]},
         unplanned=tuple(unplanned),
     )
     if write:
@@ -240,7 +230,7 @@ def _tables(
 ) -> dict[str, pd.DataFrame]:
     """The tables of what was read of each run, in the order of the plan."""
     for run_id, run in read.items():
-        problems = " | ".join(line.replace(" | ", " / ") for line in _problems(run_id, run))
+        problems = " | ".join(line.replace(" | ", " / ") for line in run["problems"])
         run["row"] |= {"run_id": run_id, "study": study, "problems": problems or None}
     rows = [run["row"] for run in read.values()]
     # Settings that all runs share are in spec.json and in no column.
@@ -258,9 +248,9 @@ def _of_runs(
     runs: pd.DataFrame, parts: Sequence[Sequence[Row]], columns: tuple[Column, ...]
 ) -> pd.DataFrame:
     """A table with rows of each run. Values that a program names itself keep their names."""
-    keys = [c.name for c in columns if c.name in _OF_RUN]
+    keys = [c.name for c in columns if c.name in OF_RUN]
     others = tuple(c for c in columns if c.name not in keys)
-    values = frame([*chain.from_iterable(parts)], others, _COMMON)
+    values = frame([*chain.from_iterable(parts)], others, IDENTIFIES)
     of_run = runs[keys].loc[runs.index.repeat([*map(len, parts)])]
     table = pd.concat([of_run.reset_index(drop=True), values], axis=1)
     return table[[*(c.name for c in columns), *values.columns[len(others) :]]]
@@ -274,8 +264,7 @@ class _Run:
     record_id: str | None  # the run_id of its records; None: any
     planned: PlannedRun | None
     state: RunState
-    job: Job | None
-    alone: bool  # whether Slurm's job is this run's alone
+    slurm_j: float | None  # energy by Slurm of a job that is this run's alone
 
 
 def _read_study(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
@@ -302,21 +291,17 @@ def _read_study(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
     # States first: a run that ends in between is then running with all its records, not ok
     # without some.
     joined = join(folders, ordered, slurm_jobs.ask)
-    jobs = Counter(job.job_id for job in joined.jobs.values())
-    runs: list[_Run] = []
-    for run_id, run_paths in folders.items():
-        job, state = joined.jobs.get(run_id), joined.states[run_id]
-        alone = job is not None and jobs[job.job_id] == 1
-        runs.append(_Run(run_paths, record_ids.get(run_id), specs[run_id], state, job, alone))
+    counts = Counter(job.job_id for job in joined.jobs.values())
+    energy = {k: job.energy_j for k, job in joined.jobs.items() if counts[job.job_id] == 1}
+    runs = [
+        _Run(path, record_ids.get(name), specs[name], joined.states[name], energy.get(name))
+        for name, path in folders.items()
+    ]
     read = dict(zip(folders, in_order(_read, runs), strict=True))
-    # The planned settings, with those that the run decided.
-    decided = {
-        run_id: read_spec({**(spec.to_dict() if spec else {}), **read[run_id]["settings"]})
-        if read[run_id]["settings"]
-        else spec
-        for run_id, spec in specs.items()
-    }
-    for run_id, label in series_labels(decided).items():
+    labels = series_labels({run_id: run["spec"] for run_id, run in read.items()})
+    for run_id, job in joined.jobs.items():
+        read[run_id]["row"]["slurm_energy_j"] = job.energy_j
+    for run_id, label in labels.items():
         read[run_id]["row"]["series"] = label
     return read, unplanned
 
@@ -329,50 +314,9 @@ def _read(run: _Run) -> dict[str, Any]:
     observed = observed_of(run.paths, records, spec)
     # Where rates may lie in a file that is closed to us, the wall time stands for none of them.
     wall_s = None if records.unreadable else wall_time_s(run.paths, run.state.attempts)
-    row = result_row(spec, run.state, records, run.job, observed, wall_s)
+    row = result_row(spec, run.state, records, observed, wall_s)
     row["ranks_together"] = ranks_together(run.paths, records, spec)
-    before = planned.to_dict() if planned else {}
-    decided = spec.to_dict() if spec and spec is not planned else {}
-    slurm_j = run.job.energy_j if run.job and run.alone else None
-    return _parts(records, observed) | {
-        "row": row | use_row(records, observed, row, slurm_j),
-        "settings": {k: v for k, v in decided.items() if (k, v) not in before.items()},
-        "samples": sample_rows(records.samples),
-        "contradicted": unplanned_settings(spec, actual, records),
-    }
-
-
-def _parts(records: RunRecords, observed: Observed | None) -> dict[str, Any]:
-    """What a planned run and a log have alike."""
-    epochs = (
-        {**(v if isinstance(v := r.get("values"), dict) else {}), **r} for r in records.epochs
-    )
-    return {
-        "epochs": [{k: v for k, v in epoch.items() if k not in _COMMON} for epoch in epochs],
-        "samples": [],
-        "steps": step_rows(observed) if observed else [],
-        "rejected": list(records.rejects),
-        "unused": unused_lines(records, observed),
-        "lost": records.lost,
-        "not_taken": records.epochs_not_taken,
-    }
-
-
-def _problems(run_id: str, run: Mapping[str, Any]) -> Iterable[str]:
-    """What is wrong with the records of a run, one line each."""
-    for reject in run["rejected"]:
-        place = "" if reject.offset is None else f" at byte {reject.offset}"
-        count = counted(reject.count, "[METRIC] line")
-        if reject.reason.startswith(UNREADABLE):
-            yield f"{reject.file} {reject.reason}"
-        else:
-            yield f"{reject.file}: {count} rejected, the first{place}: {reject.reason}"
-    if run["lost"]:
-        yield f"{run_id}: {counted(run['lost'], 'record')} lost"
-    if run["not_taken"]:
-        epochs = counted(run["not_taken"], "epoch")
-        yield f"{run_id}: {epochs} without a checksum beside its own records: not taken"
-    if run["unused"]:
-        yield f"{run_id}: {run['unused']}"
-    if run.get("contradicted"):
-        yield f"{run_id}: not run as planned: {run['contradicted']}"
+    row |= use_row(records, observed, row, run.slurm_j)
+    unplanned = unplanned_settings(spec, actual, records)
+    tables = of_tables(run.paths.folder.name, records, observed, row, unplanned)
+    return {**tables, "spec": spec}

@@ -9,6 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from statistics import median, median_low
 from typing import Any
 
@@ -19,7 +20,8 @@ from jobkit.analysis.collect.lines import (
     observed_metrics,
     observes,
 )
-from jobkit.analysis.collect.records import RunRecords
+from jobkit.analysis.collect.records import UNREADABLE, RunRecords, epoch_of
+from jobkit.analysis.collect.samples import sample_rows
 from jobkit.analysis.collect.steps import (
     PERCENTILES,
     TRAINING,
@@ -27,16 +29,16 @@ from jobkit.analysis.collect.steps import (
     number,
     observed_windows,
     rate_row,
+    step_rows,
 )
 from jobkit.analysis.collect.why import breakdown, not_profiled
 from jobkit.analysis.tables.columns import RESULTS
 from jobkit.analysis.tables.frames import Row
 from jobkit.analysis.tables.text import counted
 from jobkit.errors import UsageError
-from jobkit.metric.kinds import KINDS, Record
+from jobkit.metric.kinds import COMMON, KINDS, Record
 from jobkit.metric.pattern import pattern_of
 from jobkit.outcome.logs import open_log
-from jobkit.outcome.slurm_jobs import Job
 from jobkit.outcome.state import RunState, seconds
 from jobkit.paths import RunPaths, read_json
 from jobkit.spec.command import CommandSpec
@@ -51,21 +53,21 @@ _OF_RUN_START = tuple(k for k in KINDS["run_start"] if k in _RESULT_NAMES - _OTH
 _VERSIONS = ("torch", "python", "cuda", "hip", "nccl", "cudnn", "driver")
 _OF_GPUS = ("cudnn_benchmark", "gpu_max_clock", "gpu_application_clock", "gpu_power_limit")
 _MAXIMA = tuple(k for k in KINDS["epoch"] if k in _RESULT_NAMES and k.endswith("_memory_mib"))
-_OF_SLURM = tuple(n.removeprefix("slurm_") for n in _RESULT_NAMES if n.startswith("slurm_"))
 _MAX_NAMES = 5  # of lines in no table, that are shown of a run
+# What identifies a run, or a record among others, is no column of an epoch, step or sample.
+OF_RUN = ("run_id", "study", "series", "strategy", "world_size", "repeat")
+IDENTIFIES = {*COMMON, "values", *OF_RUN} - {"attempt"}
 _NOT_SHOWN = frozenset(("rank", "attempt", "step", "epoch", "t", "seq"))
 
 
 def observed_of(paths: RunPaths, records: RunRecords, spec: object) -> Observed | None:
     """What was observed of the steps of a run; None where nothing was."""
-    planned = {
-        name: getattr(spec, name, None) for name in ("unit", "work_per_step", "warmup_steps")
-    }
+    planned = {n: getattr(spec, n, None) for n in ("unit", "work_per_step", "warmup_steps")}
     ranks = getattr(spec, "world_size", None)
-    windows = [*records.of("window"), *records.others]
+    windows = records.of_all_ranks("window")
     by_meter = observed_windows(windows, records.last("run_start"), planned, ranks)
-    pattern, by_lines = pattern_of(spec), None
-    if pattern and (by_meter is None or by_meter.source == "auto"):
+    by_lines = None
+    if (pattern := pattern_of(spec)) and (by_meter is None or by_meter.source == "auto"):
         try:
             with open_log(paths.log, paths.folder.parent) as stream:
                 by_lines = observed_lines(matches(stream, pattern), pattern, ranks, planned)
@@ -73,8 +75,7 @@ def observed_of(paths: RunPaths, records: RunRecords, spec: object) -> Observed 
             pass  # the reader of records says why
     if by_lines and by_lines.steps:
         return by_lines
-    best = by_meter if by_meter and by_meter.steps else None
-    best = best or observed_metrics(records.foreign, ranks, planned, records.copies)
+    best = by_meter or observed_metrics(records.foreign, ranks, planned)
     if best and by_lines:
         return replace(best, not_taken=[*best.not_taken, *by_lines.not_taken])
     return best or by_lines
@@ -134,7 +135,6 @@ def result_row(
     spec: PlannedRun | None,
     state: RunState,
     records: RunRecords,
-    job: Job | None = None,
     observed: Observed | None = None,
     wall_s: float | None = None,
 ) -> Row:
@@ -142,27 +142,26 @@ def result_row(
 
     observed: what was seen of its steps. wall_s: seconds from its job's start to the end.
     """
-    start, messages = records.last("run_start"), records.of("message")
+    messages = records.of("message")
     serious = [m for m in messages if m.get("level") in ("warning", "error")]
     texts = dict.fromkeys(" ".join(str(m.get("text", "")).split()) for m in serious)
     row = {
         **(spec.columns() | _parameters(spec) if spec else {}),
+        **{k: v for k, v in (_where(records) | _ending(records)).items() if v is not None},
         "status": state.status,
         "reason": state.reason or None,
         "evidence": state.evidence or None,
         "evidence_file": state.evidence_file or None,
         "exit_code": state.exit_code,
         "attempts": state.attempts,
-        **_known({**_where(start), **_ending(records), "wall_time_s": wall_s}),
+        "wall_time_s": wall_s,
         **_breakdown(records),
         "warnings": len(serious),
         "warnings_text": " | ".join(texts) or None,
-        **({f"slurm_{name}": getattr(job, name) or None for name in _OF_SLURM} if job else {}),
         "lines_rejected": sum(r.count for r in records.rejects),
         "records_lost": records.lost,
     }
-    speed = speed_row(observed, _of_epochs(records.epochs, row.get("train_samples")), row)
-    return row | epoch_time(observed, records, speed) | speed
+    return row | speed_row(observed, records, row)
 
 
 def _parameters(spec: PlannedRun) -> Row:
@@ -170,12 +169,9 @@ def _parameters(spec: PlannedRun) -> Row:
     return {f"parameter_{n}" if n in _RESULT_NAMES else n: v for n, v in spec.parameters.items()}
 
 
-def _known(values: Mapping[str, Any]) -> Row:
-    return {k: v for k, v in values.items() if v is not None}
-
-
-def _where(start: Record) -> Row:
+def _where(records: RunRecords) -> Row:
     """The machine and the actual sizes of the run, from run_start."""
+    start = records.last("run_start")
     versions = start.get("versions")
     versions = versions if isinstance(versions, dict) else {}
     return {
@@ -188,10 +184,9 @@ def _where(start: Record) -> Row:
 
 def _ending(records: RunRecords) -> Row:
     """Final losses and accuracies, else those of the last epoch; peak memory; times of the job."""
-    epochs = records.epochs
+    epochs, newest = records.epochs, records.newest
     last = epochs[-1] if epochs else {}
-    startup, newest = records.last("startup"), records.newest
-    end = records.last("run_end")
+    startup, end = records.last("startup"), records.last("run_end")
     if end.get("attempt") != newest:
         end = {}  # of an earlier start
     loss, accuracy = end.get("val_loss"), end.get("val_accuracy")
@@ -211,78 +206,67 @@ def _ending(records: RunRecords) -> Row:
     }
 
 
-def _breakdown(records: RunRecords) -> Row:
-    """Where the time of a step goes, from the profiled steps of all ranks."""
-    parts = breakdown(records.whys, [*records.of("window"), *records.others])
-    parts = parts or {"not_profiled": not_profiled(records.whys)}
-    parts["difference_s"] = records.last("difference").get("difference_s")
-    return {f"breakdown_{name}": value for name, value in parts.items()}
-
-
-def _of_epochs(epochs: list[Record], train_samples: Any) -> Row:
-    """The rate and the time of a whole epoch: median and spread over the timed epochs.
-
-    The first epoch of an attempt is left out where there are others: it begins with the warm-up
-    and has the fewest timed iterations.
-    """
-    first = {str(e.get("attempt")): id(e) for e in reversed(epochs)}
-    timed = [e for e in epochs if (number(e.get("images_per_s")) or 0) > 0]
-    timed = [e for e in timed if id(e) not in first.values()] or timed
-    if not timed:
-        return {}
-    rates = [e["images_per_s"] for e in timed]
-    waited = [e for e in timed if _numbers([e], "data_wait_s") and _numbers([e], "epoch_time_s")]
-    total = sum(e["epoch_time_s"] for e in waited)
-    row: Row = {"images_per_s": median(rates)}
-    if total > 0:
-        row["data_wait_share"] = sum(e["data_wait_s"] for e in waited) / total
-    if type(train_samples) in (int, float):
-        row["time_per_epoch_s"] = train_samples / median(rates)
-    return row
-
-
 def _numbers(records: Iterable[Record], name: str) -> list[float]:
     values: list[Any] = [r.get(name) for r in records]
     return [v for v in values if type(v) in (int, float)]
 
 
-def speed_row(observed: Observed | None, epochs: Row, state: Mapping[str, Any]) -> Row:
+def _breakdown(records: RunRecords) -> Row:
+    """Where the time of a step goes, from the profiled steps of all ranks."""
+    whys = records.of_all_ranks("why")
+    parts = breakdown(whys, records.of_all_ranks("window"))
+    parts = parts or {"not_profiled": not_profiled(whys)}
+    parts["difference_s"] = records.last("difference").get("difference_s")
+    return {f"breakdown_{name}": value for name, value in parts.items()}
+
+
+def speed_row(observed: Observed | None, records: RunRecords, run: Mapping[str, Any]) -> Row:
     """The columns about the rate: of the steps, else of the epochs, else of the wall time.
 
-    epochs: the row that the epochs make. state: status and wall_time_s of the run, its planned
-    scaling and world_size.
+    run: status, wall_time_s, train_samples, and planned scaling and world_size of the run.
     """
-    row = rate_row(observed) if observed else {}
+    row, of_steps = _of_epochs(records.epochs, run), rate_row(observed) if observed else {}
     if observed and observed.source == TRAINING:
-        row = {name: row[name] for name in _OF_STEPS if name in row}
+        of_steps = {name: of_steps[name] for name in _OF_STEPS if name in of_steps}
+    elif observed and observed.windows and (steps := steps_of_epoch(records)) and of_steps:
+        row["time_per_epoch_s"] = steps * of_steps["step_time_s"]
+    row |= of_steps
+    wall, weak = run.get("wall_time_s"), run.get("scaling") == "weak"
     if "throughput" in row:
-        return epochs | row
-    if (rate := epochs.get("images_per_s")) is not None:
-        return epochs | row | _rate(rate, "images/s", OF_EPOCHS)
-    wall, weak = state.get("wall_time_s"), state.get("scaling") == "weak"
+        return row
+    if "images_per_s" in row:
+        return row | _rate(row["images_per_s"], "images/s", OF_EPOCHS)
     # Lines of which it is not known whether they are of one rank or of all forbid the wall time:
     # one size would be in other units than the others.
-    if state.get("status") != "ok" or not wall or (observed and observed.source == METRIC_LINES):
-        return epochs | row
+    if run.get("status") != "ok" or not wall or (observed and observed.source == METRIC_LINES):
+        return row
     # Weak: a rank's work is the same at each size, so that all ranks together do more in a run.
-    runs = (state.get("world_size") or 1) if weak else 1
-    return epochs | row | _rate(3600 * runs / wall, "shares/h" if weak else "runs/h", WALL_TIME)
+    runs = (run.get("world_size") or 1) if weak else 1
+    return row | _rate(3600 * runs / wall, "shares/h" if weak else "runs/h", WALL_TIME)
 
 
 def _rate(rate: float, unit: str, source: str) -> Row:
     return {"throughput": rate, "throughput_unit": unit, "throughput_source": source}
 
 
-def epoch_time(observed: Observed | None, records: RunRecords, speed: Mapping[str, Any]) -> Row:
-    """time_per_epoch_s: the steps of an epoch times step_time_s, of a program with a meter.
+def _of_epochs(epochs: list[Record], run: Mapping[str, Any]) -> Row:
+    """The rate and the time of a whole epoch: the median over the timed epochs.
 
-    speed: the columns about the rate. Empty for jobkit's own training, which has it already, and
-    where no whole epoch was recorded.
+    The first epoch of an attempt is left out where there are others: it begins with the warm-up
+    and has the fewest timed iterations.
     """
-    if observed is None or not observed.windows or observed.source == TRAINING:
+    later = [e for before, e in pairwise(epochs) if e.get("attempt") == before.get("attempt")]
+    timed = [e for e in later if (number(e.get("images_per_s")) or 0) > 0]
+    timed = timed or [e for e in epochs if (number(e.get("images_per_s")) or 0) > 0]
+    if not timed:
         return {}
-    step_s, steps = speed.get("step_time_s"), steps_of_epoch(records)
-    return {"time_per_epoch_s": steps * step_s} if steps and step_s else {}
+    row: Row = {"images_per_s": median(e["images_per_s"] for e in timed)}
+    waited = [e for e in timed if _numbers([e], "data_wait_s") and _numbers([e], "epoch_time_s")]
+    if (total := sum(e["epoch_time_s"] for e in waited)) > 0:
+        row["data_wait_share"] = sum(e["data_wait_s"] for e in waited) / total
+    if type(samples := run.get("train_samples")) in (int, float):
+        row["time_per_epoch_s"] = samples / row["images_per_s"]
+    return row
 
 
 def steps_of_epoch(records: RunRecords) -> int | None:
@@ -312,12 +296,42 @@ def steps_of_epoch(records: RunRecords) -> int | None:
     return median_low(counts) if counts else None
 
 
+def of_tables(
+    run_id: str, records: RunRecords, observed: Observed | None, row: Row, unplanned: str = ""
+) -> dict[str, Any]:
+    """The rows of a run for each table, and what is wrong with its records, one line each.
+
+    row: of results.csv. unplanned: the settings that differ from the plan.
+    """
+    problems = []
+    for reject in records.rejects:
+        place = "" if reject.offset is None else f" at byte {reject.offset}"
+        count = counted(reject.count, "[METRIC] line")
+        why = f": {count} rejected, the first{place}: {reject.reason}"
+        unreadable = reject.reason.startswith(UNREADABLE)
+        problems.append(f"{reject.file}{f' {reject.reason}' if unreadable else why}")
+    if records.lost:
+        problems.append(f"{run_id}: {counted(records.lost, 'record')} lost")
+    if unused := unused_lines(records, observed):
+        problems.append(f"{run_id}: {unused}")
+    if unplanned:
+        problems.append(f"{run_id}: not run as planned: {unplanned}")
+    epochs = ((v if isinstance(v := r.get("values"), dict) else {}) | r for r in records.epochs)
+    return {
+        "row": row,
+        "epochs": [{k: v for k, v in epoch.items() if k not in IDENTIFIES} for epoch in epochs],
+        "steps": step_rows(observed) if observed else [],
+        "samples": sample_rows(records.of_all_ranks("sample")),
+        "problems": problems,
+    }
+
+
 def unused_lines(records: RunRecords, observed: Observed | None) -> str:
     """How many lines are in no table and what they name; empty where there are none.
 
     Those are numbers of meter.value(), records of a kind that this version does not know, and
-    key=value lines that say neither an epoch nor a time or rate, or whose steps were measured in a
-    better way. Of a pattern, those that are not taken.
+    key=value lines that say neither an epoch nor a time or rate, or whose steps or epochs the run
+    recorded in a better way. Of a pattern, those that are not taken.
     """
     by_lines = observed is not None and observed.source == METRIC_LINES
     count, names = 0, dict[str, None]()
@@ -328,9 +342,9 @@ def unused_lines(records: RunRecords, observed: Observed | None) -> str:
                 continue
             about = [str(record.get("name") if kind == "value" else kind)]
         else:  # named by its numbers
-            of_epoch = type(record.get("epoch")) is int and "step" not in record
+            of_epoch = epoch_of(record) is not None and not records.records_epochs
             if of_epoch or (by_lines and observes(record)):
-                continue  # of an epoch: in epochs.csv, or counted as not taken
+                continue
             about = [name for name in record if name not in _NOT_SHOWN] or list(record)
         count += 1
         names |= dict.fromkeys(about)

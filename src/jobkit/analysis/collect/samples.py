@@ -42,17 +42,17 @@ def use_row(
 
     size: nodes and world_size of the run.
     """
+    samples = records.of_all_ranks("sample")
     attempts: dict[int, dict[int, list[Record]]] = defaultdict(lambda: defaultdict(list))
-    for record in records.samples:
+    for record in samples:
         if number(record.get("t")) is not None and type(record.get("rank")) is int:
             attempts[record["attempt"]][record["rank"]].append(record)
-    row = _load([samples for ranks in attempts.values() for samples in ranks.values()])
+    row = _load([of_rank for ranks in attempts.values() for of_rank in ranks.values()])
     # The work of each window over all ranks. A line of a program's own log is that of no window.
     steps = observed.steps if observed and observed.windows else ()
     works = {(o.attempt, o.step): o.work for o in steps}
-    names = dict.fromkeys(
-        part for r in records.samples for part in str(r.get("energy_source") or "").split(", ")
-    )
+    texts = (str(record.get("energy_source") or "") for record in samples)
+    names = dict.fromkeys(part for text in texts for part in text.split(", "))
     sources = []
     for scope, wanted in zip(SCOPES, (size.get("nodes"), size.get("world_size")), strict=True):
         curves = {a: _curves(ranks, scope, wanted) for a, ranks in attempts.items()}
@@ -64,7 +64,7 @@ def use_row(
             continue  # the node's, which has more in it, is divided by the work
         if (used := _per_work(curves, records, works)) is not None:
             row |= {"joules_per_work": used, "joules_of": scope}
-    alone = any(r.get("alone") is True for r in records.samples)
+    alone = any(r.get("alone") is True for r in samples)
     if "energy_node_j" not in row and slurm_j is not None and alone and len(attempts) == 1:
         row["energy_node_j"] = slurm_j
         sources.insert(0, "slurm (node, whole job)")

@@ -6,7 +6,7 @@ the time of all steps after the warm-up.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
@@ -29,9 +29,9 @@ class Observation:
 
     attempt: int = 0
     step: int | None = None  # index of the last step, from 1
-    epoch: int | None = None
+    epoch: float | None = None
     steps: int | None = None  # how many
-    time_s: float | None = None  # of all of them, slowest rank, without pauses
+    time_s: float | None = None  # of all of them, above 0, slowest rank, without pauses
     work: float | None = None  # units of work over all ranks
     rate: float | None = None  # units of work per second over all ranks, where a line says it
     unit: str | None = None  # of this rate or work, as the line names it
@@ -40,11 +40,6 @@ class Observation:
     warmup: bool = False
     percentiles: dict[str, float] = field(default_factory=dict)  # of single steps: PERCENTILES
     values: dict[str, Any] = field(default_factory=dict)  # free columns
-
-    @property
-    def step_s(self) -> float | None:
-        """Seconds per step."""
-        return self.time_s / (self.steps or 1) if self.time_s and self.time_s > 0 else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,29 +58,38 @@ class Observed:
 
 def rate_row(observed: Observed) -> Row:
     """The columns of results.csv about the steps; empty where no time and no rate was observed."""
-    timed = [o for o in observed.steps if o.step_s is not None or o.rate]
+    timed = [o for o in observed.steps if o.time_s or o.rate]
     timed = [o for o in timed if not o.warmup] or timed
     if not timed:
         return {}
-    with_time = [o for o in timed if o.step_s is not None]
-    steps = sum(o.steps or 1 for o in with_time)
-    step_s = sum(o.time_s or 0 for o in with_time) / steps if steps else None
-    rate, unit = _rate(observed, timed, step_s)
+    with_time = [o for o in timed if o.time_s]
+    steps, time_s = _sum(with_time, "steps"), _sum(with_time, "time_s")
+    rate, unit = _rate(observed, timed, time_s / steps if steps else None)
     waited = [o for o in with_time if o.data_wait_s is not None]
-    wait_s, waited_of = (sum(getattr(o, k) or 0 for o in waited) for k in ("data_wait_s", "time_s"))
     row: Row = {
         "throughput": rate,
         "throughput_unit": f"{unit}/s",
         "throughput_source": observed.source,
         "work_source": None if unit == "steps" else observed.work_source,
-        "step_time_s": step_s,
-        "steps_timed": sum(o.steps or 1 for o in timed),
-        "data_wait_share": min(1.0, wait_s / waited_of) if waited_of else None,
+        "step_time_s": time_s / steps if steps else None,
+        "steps_timed": int(_sum(timed, "steps")),
         "peak_memory_mib": max((o.memory_mib for o in timed if o.memory_mib), default=None),
     }
+    if waited:
+        row["data_wait_share"] = min(1.0, _sum(waited, "data_wait_s") / _sum(waited, "time_s"))
     if not timed[0].warmup:  # else all of them are
-        row |= _percentiles(timed, observed.single)
+        times = sorted(o.time_s for o in with_time if o.time_s) if observed.single else []
+        if len(times) >= _MIN_SINGLE:
+            places = zip(PERCENTILES, (0.5, 0.95, 0.99, 1.0), strict=True)
+            row |= {name: times[min(len(times) - 1, int(p * len(times)))] for name, p in places}
+        else:
+            row |= over_windows((o.percentiles, o.steps or 1) for o in timed)
     return {k: v for k, v in row.items() if v is not None}
+
+
+def _sum(observations: Iterable[Observation], name: str) -> float:
+    """The sum of a field; steps whose number no line says count as one."""
+    return sum(getattr(o, name) or (name == "steps") for o in observations)
 
 
 def _rate(
@@ -98,22 +102,13 @@ def _rate(
         return sum(n for n, _ in rated) / sum(n / rate for n, rate in rated), unit
     counted = [o for o in timed if o.work is not None and o.time_s]
     if counted and not observed.single:
-        return sum(o.work or 0 for o in counted) / sum(o.time_s or 0 for o in counted), unit
+        return _sum(counted, "work") / _sum(counted, "time_s"), unit
     per_step = observed.work_per_step
     if not per_step and counted:
         per_step = median((o.work or 0) / (o.steps or 1) for o in counted)
     if not step_s:
         return None, unit
     return (per_step / step_s, unit) if per_step else (1 / step_s, "steps")
-
-
-def _percentiles(timed: Sequence[Observation], single: bool) -> Row:
-    """Percentiles of the time of a step: of single steps, else the median over the windows'."""
-    times = sorted(o.step_s for o in timed if o.step_s is not None) if single else []
-    if len(times) >= _MIN_SINGLE:
-        places = zip(PERCENTILES, (0.5, 0.95, 0.99, 1.0), strict=True)
-        return {name: times[min(len(times) - 1, int(p * len(times)))] for name, p in places}
-    return over_windows((o.percentiles, o.steps or 1) for o in timed)
 
 
 def over_windows(windows: Iterable[tuple[Mapping[str, Any], int]]) -> dict[str, float]:
@@ -145,46 +140,24 @@ def _middle(values: Sequence[tuple[float, int]]) -> float:
 
 
 def step_rows(observed: Observed) -> list[Row]:
-    """The rows of steps.csv of one run, at most MAX_ROWS: neighbours are joined beyond it."""
-    steps = list(observed.steps)
-    size = -(-len(steps) // MAX_ROWS) or 1
-    groups = [steps[i : i + size] for i in range(0, len(steps), size)]
+    """The rows of steps.csv of one run; of more than MAX_ROWS, every second or third, ..."""
     row = {} if observed.source == TRAINING else rate_row(observed)
     unit = row.get("throughput_unit", f"{observed.unit or NO_UNIT}/s")
-    return [_step_row(_joined(g) if len(g) > 1 else g[0], observed, unit) for g in groups]
+    every = -(-len(observed.steps) // MAX_ROWS) or 1
+    return [_step_row(seen, observed.work_per_step, unit) for seen in observed.steps[::every]]
 
 
-def _step_row(seen: Observation, observed: Observed, unit: str) -> Row:
+def _step_row(seen: Observation, per_step: float | None, unit: str) -> Row:
     """A row of steps.csv; unit: of the run's rate, in steps where the work is not known."""
     work = seen.work
-    if work is None and observed.work_per_step is not None and seen.steps:
-        work = observed.work_per_step * seen.steps
-    rate = seen.rate or (work / seen.time_s if work is not None and seen.time_s else None)
-    if unit == IN_STEPS and (rate is None or observed.unit != "steps"):
-        rate = seen.steps / seen.time_s if seen.steps and seen.time_s else None
+    if work is None and per_step is not None and seen.steps:
+        work = per_step * seen.steps
+    said, work = (None, seen.steps) if unit == IN_STEPS else (seen.rate, work)
+    rate = work / seen.time_s if work is not None and seen.time_s else None
     names = ("attempt", "step", "epoch", "steps", "warmup", "time_s", "data_wait_s")
     row = {name: getattr(seen, name) for name in names}
-    return seen.values | row | {"throughput": rate, "throughput_unit": unit} | seen.percentiles
-
-
-def _joined(group: Sequence[Observation]) -> Observation:
-    """Neighbouring observations as one: sums, the last step, the percentiles over them."""
-
-    def total(get: Callable[[Observation], float | None]) -> Any:
-        values = [get(o) for o in group]
-        return None if None in values else sum(v for v in values if v is not None)
-
-    rates = [o.rate for o in group if o.rate]
-    return replace(
-        group[-1],
-        steps=total(lambda o: o.steps),
-        time_s=total(lambda o: o.time_s),
-        work=total(lambda o: o.work),
-        rate=len(rates) / sum(1 / r for r in rates) if rates else None,
-        data_wait_s=total(lambda o: o.data_wait_s),
-        warmup=all(o.warmup for o in group),
-        percentiles=over_windows((o.percentiles, o.steps or 1) for o in group),
-    )
+    row |= {"throughput": said or rate, "throughput_unit": unit}
+    return seen.values | row | seen.percentiles
 
 
 # The windows that the ranks of a run recorded. Each rank spaces them by its own clock. What lies
@@ -207,24 +180,24 @@ def observed_windows(
     """
     groups: dict[int, _OfRanks] = defaultdict(lambda: defaultdict(dict))
     for record in windows:
-        attempt, step = record["attempt"], record.get("step")
-        if type(step) is int and (number(record.get("wall_s")) or 0) > 0:
-            groups[attempt][record.get("rank")][step] = record
+        step, counts = record.get("step"), [record.get("steps"), record.get("wall_s")]
+        if type(step) is int and all((number(value) or 0) > 0 for value in counts):
+            groups[record["attempt"]][record.get("rank")][step] = record
     if not groups:
         return None
     world = recorded if type(recorded := start.get("world_size")) is int else ranks
     stated = planned.get("work_per_step")
     per_step = stated or start.get("work_per_step")
-    steps = [
+    observations = [
         _over_ranks(attempt, step, of_ranks, world)
         for attempt, records in sorted(groups.items())
         for step, of_ranks in _between_common_ends(records)
     ]
     if stated:  # whatever was counted
-        steps = [replace(o, work=stated * o.steps if o.steps else None) for o in steps]
+        observations = [replace(o, work=stated * (o.steps or 0)) for o in observations]
     units = [start.get("unit") or ("images" if "spec" in start else None), planned.get("unit")]
     return Observed(
-        steps=steps,
+        steps=observations,
         unit=next(filter(None, reversed(units) if stated else units), None),
         work_per_step=per_step if (number(per_step) or 0) > 0 else None,
         windows=True,
@@ -253,40 +226,37 @@ def _over_ranks(
     attempt: int, step: int, of_ranks: Sequence[Sequence[Record]], world: int | None
 ) -> Observation:
     """The windows of each rank that recorded some up to a common end."""
+    counts, times, works, waits = (
+        [_total(windows, name) for windows in of_ranks]
+        for name in ("steps", "wall_s", "work", "data_wait_s")
+    )
     # Where a rank, or a window of one, is missing, the sum of the work would be too small.
-    counts = [_steps(windows) for windows in of_ranks]
     whole = (world is None or len(of_ranks) == world) and len(set(counts)) == 1
-    works = [number(r.get("work")) for windows in of_ranks for r in windows]
     first = next((w for w in of_ranks if w[0].get("rank") == 0), of_ranks[0])
     epoch, values = first[-1].get("epoch"), first[-1].get("values")
-    waits = [
-        [w for r in windows if (w := number(r.get("data_wait_s"))) is not None]
-        for windows in of_ranks
-    ]
-    percentiles = [over_windows((r, _steps([r]) or 1) for r in w) for w in of_ranks]
+    percentiles: dict[str, float] = {}
+    for windows in of_ranks:
+        for name, value in over_windows((r, r["steps"]) for r in windows).items():
+            percentiles[name] = max(value, percentiles.get(name, value))
     return Observation(
         attempt=attempt,
         step=step,
         epoch=epoch if type(epoch) is int else None,
         # The most of a rank, as the time is the longest: one may lack a window.
-        steps=max((n for n in counts if n is not None), default=None),
-        time_s=max(sum(float(r["wall_s"]) for r in windows) for windows in of_ranks),
+        steps=max(int(n) for n in counts if n is not None),
+        time_s=max(t for t in times if t is not None),
         work=sum(w for w in works if w is not None) if whole and None not in works else None,
-        data_wait_s=max((sum(known) for known in waits if known), default=None),
+        data_wait_s=max((w for w in waits if w is not None), default=None),
         warmup=any(r.get("warmup") is True for windows in of_ranks for r in windows),
-        percentiles={
-            name: max(p[name] for p in percentiles if name in p)
-            for name in PERCENTILES
-            if any(name in p for p in percentiles)
-        },
+        percentiles=percentiles,
         values=values if isinstance(values, dict) else {},
     )
 
 
-def _steps(windows: Sequence[Record]) -> int | None:
-    """The steps in a rank's windows; None where one does not say it."""
-    counts = [n if type(n := r.get("steps")) is int and n > 0 else None for r in windows]
-    return None if None in counts else sum(filter(None, counts))
+def _total(windows: Sequence[Record], name: str) -> float | None:
+    """The sum of a field over a rank's windows; None where one lacks it."""
+    values = [number(window.get(name)) for window in windows]
+    return None if None in values else sum(filter(None, values))
 
 
 def number(value: Any) -> float | None:

@@ -69,8 +69,6 @@ def as_json(results: Results) -> str:
         "sizes": [dataclasses.asdict(size) for size in results.sizes],
         "not_ok": _not_ok(results),
         "warnings": results.warnings(),
-        "rejected": [dataclasses.asdict(reject) for reject in results.rejected],
-        "lost": dict(results.lost),
     }
     return json.dumps(content, indent=1)
 

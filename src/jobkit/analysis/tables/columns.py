@@ -199,15 +199,6 @@ warnings_text TEXT their texts without duplicates, joined by ' | '
 lines_rejected COUNT [METRIC] lines rejected (truncated or bad checksum)
 records_lost COUNT records missing in every source: sequence gaps
 """)
-_SLURM = _columns("""
-slurm_state TEXT Slurm state of the job; empty if unknown
-slurm_exit_code TEXT Slurm exit code of the job, code:signal (sacct)
-slurm_elapsed TEXT elapsed time of the job, [D-]HH:MM:SS (sacct)
-slurm_node_list TEXT nodes of the job in Slurm's notation
-slurm_alloc_tres TEXT allocated resources (sacct)
-slurm_max_rss_mib NUMBER largest resident set size of a task that Slurm sampled: not a peak
-    (sacct)
-""")
 _NODE = "of the nodes, over the run, whoever caused it"
 _USE = tuple(
     Column(f"{name}_{kind}{unit}", NUMBER, f"{text}, {words}")
@@ -242,7 +233,6 @@ RESULTS = (
     *_BREAKDOWN,
     *_WHERE,
     *_MESSAGES,
-    *_SLURM,
     *_STEPS,
     *_USE,
     *_ENERGY,
