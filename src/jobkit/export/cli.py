@@ -12,7 +12,7 @@ from jobkit.paths import short_path
 
 EPILOG = """examples:
   python -m jobkit export logs/single/RUN --to aoti
-  python -m jobkit export logs/single/RUN --to aoti --march x86-64-v4 --jacobian
+  python -m jobkit export logs/single/RUN --to aoti --jacobian
   python -m jobkit export logs/single/RUN --to onnx --max-batch 256
   python -m jobkit export logs/single/RUN --to state_dict --out weights
 
@@ -33,9 +33,6 @@ def parser() -> Parser:
     add("--out", type=Path, metavar="DIR", help="a new folder (default: RUN/export/FORMAT)")
     batch = "aoti, onnx: largest batch (default 1024); the smallest is 1"
     add("--max-batch", type=whole(1, 1 << 20), default=1024, metavar="N", help=batch)
-    march = "aoti: instruction set of the machines that will run it (default: x86-64-v3, which is "
-    march += "AVX2; native where the processor is another)"
-    add("--march", choices=("x86-64-v3", "x86-64-v4", "native"), help=march)
     derivative = "aoti: also the derivative of the outputs by the input, as a second package"
     add("--jacobian", action="store_true", help=derivative)
     add("--model", metavar="NAME", help="the run's own model, package.module:factory: import it")
@@ -46,8 +43,8 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Export; return the exit code."""
     args = parser().parse_args(argv)
-    if args.to != "aoti" and (args.jacobian or args.march):
-        raise UsageError("--jacobian and --march are of --to aoti")
+    if args.to != "aoti" and args.jacobian:
+        raise UsageError("--jacobian is of --to aoti")
     out = args.out or args.run / "export" / args.to
     if not args.run.is_dir():
         raise UsageError(f"{short_path(args.run)}: no such folder")
@@ -63,8 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from jobkit.export import formats
     from jobkit.export.weights import trained_model
 
-    order = formats.Order(args.to, args.max_batch, args.march or formats.MARCH, args.jacobian)
-    formats.check_tools(order)
+    formats.check_tools(args.to)
+    order = formats.Order(args.to, args.max_batch, args.jacobian)
     trained = trained_model(args.run, args.model, _warn)
     unfinished = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
     unfinished.mkdir(parents=True)

@@ -25,15 +25,14 @@ from jobkit.payload.batches import MEAN, STD
 from jobkit.permissions import keep_compiler_cache
 
 FILES = {"aoti": "model.pt2", "onnx": "model.onnx", "state_dict": "model.pt"}
-JACOBIAN = "jacobian.pt2"
+_OF_ONNX = ("onnx", "onnxscript", "onnxruntime")
 TOLERANCE = 1e-5  # of the largest logit, or of 1 where all are smaller
 # Of the Jacobian's 2-norm: ReLU's derivative jumps at 0, so that a rounding moves some entries.
 JACOBIAN_TOLERANCE = 1e-3
-# Bits of the vectors that Inductor writes for each --march; else it takes the widest of the machine
-# that compiles, whatever the compiler was told.
-VECTORS = {"x86-64-v3": 256, "x86-64-v4": 512, "native": None}
+# AVX2 on x86: servers since about 2015 have it. Inductor would write for the widest vectors of the
+# machine that compiles, whatever the compiler is told. Another processor compiles for itself.
 _X86 = platform.machine() in ("x86_64", "AMD64")
-MARCH = "x86-64-v3" if _X86 else "native"  # servers since about 2015 have it
+_MARCH, _VECTOR_BITS = ("x86-64-v3", 256) if _X86 else ("native", None)
 
 Run = Callable[[Tensor], Tensor]
 
@@ -44,7 +43,6 @@ class Order:
 
     to: str
     max_batch: int = 1024
-    march: str = MARCH
     jacobian: bool = False
 
 
@@ -66,23 +64,16 @@ class Deployed(nn.Module):
         return logits
 
 
-def check_tools(order: Order) -> None:
+def check_tools(to: str) -> None:
     """Raise UsageError, or ModuleNotFoundError, for what the format needs and is not there."""
-    if order.to == "onnx":
-        for package in ("onnx", "onnxscript", "onnxruntime"):
-            importlib.import_module(package)
-    if order.to != "aoti":
-        return
+    for package in _OF_ONNX if to == "onnx" else ():
+        importlib.import_module(package)
     compiler = os.environ.get("CXX") or "g++"
-    if not shutil.which(compiler):
+    if to == "aoti" and not shutil.which(compiler):
         raise UsageError(
             f"--to aoti compiles C++, and there is no '{compiler}' on PATH: install g++, name a "
             "compiler in CXX, or take --to onnx"
         )
-    # The result is run here, too, to be compared.
-    widest = {"AVX2": 256, "AVX512": 512}.get(torch.backends.cpu.get_cpu_capability(), 0)
-    if widest < (VECTORS[order.march] or 0):
-        raise UsageError(f"--march {order.march}: not a set of this machine: take --march native")
 
 
 def write_folder(folder: Path, trained: Trained, order: Order) -> tuple[float, float | None]:
@@ -100,8 +91,29 @@ def write_folder(folder: Path, trained: Trained, order: Order) -> tuple[float, f
     path = folder / FILES[order.to]
     write(model, path, order)
     difference = _difference(load(order.to, path, model), model, pixels, order.max_batch)
-    jacobian = _jacobian(folder, model, pixels[:1], order) if order.jacobian else None
-    write_json(folder / "manifest.json", _manifest(folder, trained, order, difference, jacobian))
+    jacobian = _jacobian(folder, model, pixels[:1]) if order.jacobian else None
+    versions = {"jobkit": __version__, "python": platform.python_version()}
+    versions |= {"torch": torch.__version__}
+    versions |= {name: metadata.version(name) for name in _OF_ONNX if order.to == "onnx"}
+    checksums = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()
+    }
+    manifest: dict[str, Any] = {
+        "format": order.to,
+        "model": trained.spec.model,
+        "checkpoint": trained.folder.name,
+        "iteration": trained.iteration,
+        "input": {"dtype": "float32", "shape": ["batch", 3, 32, 32], "range": [0, 255]},
+        "output": {"dtype": "float32", "shape": ["batch", trained.classes]},
+        "normalisation": {"mean": MEAN, "std": STD, "in_the_model": order.to != "state_dict"},
+        "difference": difference,
+        "jacobian_difference": jacobian,
+        "versions": versions,
+        "sha256": checksums,
+    }
+    if order.to != "state_dict":
+        manifest["max_batch"] = order.max_batch  # hpc/inference reads it
+    write_json(folder / "manifest.json", manifest)
     return difference, jacobian
 
 
@@ -121,7 +133,7 @@ def write(model: Deployed, path: Path, order: Order) -> None:
     pixels = torch.zeros(min(8, most), 3, 32, 32)
     shapes = ({0: torch.export.Dim("batch", min=1, max=most)} if most > 1 else {},)
     if order.to == "aoti":
-        _compile(model, pixels, shapes, path, order.march)
+        _compile(model, pixels, shapes, path)
         return
     names: dict[str, Any] = {"input_names": ["pixels"], "output_names": ["logits"]}
     with _one_line_of_errors():
@@ -132,12 +144,12 @@ def write(model: Deployed, path: Path, order: Order) -> None:
     program.save(str(path), external_data=False)
 
 
-def _compile(model: nn.Module, pixels: Tensor, shapes: Any, path: Path, march: str) -> None:
+def _compile(model: nn.Module, pixels: Tensor, shapes: Any, path: Path) -> None:
     """Write a module as a package of AOTInductor."""
     keep_compiler_cache()
     # The number of threads is the user's at run time, not that of the machine that compiles.
     options: dict[str, Any] = {"cpp.dynamic_threads": True}
-    options |= {"cpp.march": march, "cpp.simdlen": VECTORS[march]}
+    options |= {"cpp.march": _MARCH, "cpp.simdlen": _VECTOR_BITS}
     if compiler := os.environ.get("CXX"):
         options["cpp.cxx"] = (None, compiler)
     with _one_line_of_errors():
@@ -192,7 +204,7 @@ def _difference(run: Run, model: Deployed, pixels: Tensor, max_batch: int) -> fl
     return (worst / scale).item()
 
 
-def _jacobian(folder: Path, model: Deployed, image: Tensor, order: Order) -> float:
+def _jacobian(folder: Path, model: Deployed, image: Tensor) -> float:
     """Write the derivative of logits by an image as a package, and its values; their difference.
 
     (1, 3, 32, 32) to (1, classes, 3, 32, 32). Its operations are traced before they are exported,
@@ -202,49 +214,8 @@ def _jacobian(folder: Path, model: Deployed, image: Tensor, order: Order) -> flo
     def derivative(pixels: Tensor) -> Tensor:
         return torch.func.jacrev(model)(pixels).squeeze(2)
 
-    expected = derivative(image).contiguous()
+    expected, path = derivative(image).contiguous(), folder / "jacobian.pt2"
     (folder / "jacobian.f32").write_bytes(expected.numpy().tobytes())
-    _compile(make_fx(derivative)(image), image, None, folder / JACOBIAN, order.march)
-    result = load("aoti", folder / JACOBIAN, model)(image)
-    difference: float = ((result - expected).norm() / expected.norm()).item()
-    return difference
-
-
-def _manifest(
-    folder: Path, trained: Trained, order: Order, difference: float, jacobian: float | None
-) -> dict[str, Any]:
-    """What is in the folder, where it came from, and what may run it."""
-    layout, inside = trained.manifest.layout, order.to != "state_dict"
-    packages = ("onnx", "onnxscript", "onnxruntime") if order.to == "onnx" else ()
-    versions = {"jobkit": __version__, "python": platform.python_version()}
-    versions |= {"torch": torch.__version__} | {name: metadata.version(name) for name in packages}
-    manifest: dict[str, Any] = {
-        "v": 1,
-        "format": order.to,
-        "model": trained.spec.model,
-        "checkpoint": trained.folder.name,
-        "iteration": trained.manifest.progress.iteration,
-        "strategy": layout.get("strategy"),
-        "world_size": layout.get("world_size"),
-        "input": {"dtype": "float32", "shape": ["batch", 3, 32, 32], "range": [0, 255]},
-        "output": {"dtype": "float32", "shape": ["batch", trained.classes]},
-        "normalisation": {"mean": MEAN, "std": STD, "in_the_model": inside},
-        "tolerance": TOLERANCE,
-        "difference": difference,
-        "versions": versions,
-        "files": {path.name: _file(path) for path in sorted(folder.iterdir())},
-    }
-    if inside:
-        manifest["input"]["max_batch"] = order.max_batch
-    if order.to == "aoti":
-        manifest["instruction_set"] = {"machine": platform.machine(), "march": order.march}
-    if jacobian is not None:
-        shape = [1, trained.classes, 3, 32, 32]
-        values = {"shape": shape, "tolerance": JACOBIAN_TOLERANCE, "difference": jacobian}
-        manifest["jacobian"] = values
-    return manifest
-
-
-def _file(path: Path) -> dict[str, Any]:
-    content = path.read_bytes()
-    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    _compile(make_fx(derivative)(image), image, None, path)
+    difference: float = (load("aoti", path, model)(image) - expected).norm().item()
+    return difference / expected.norm().item()

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from jobkit.errors import UsageError
 from jobkit.paths import RunPaths, short_path
 from jobkit.payload.checkpoint import (
+    BUFFER,
     MANIFEST,
     Corrupt,
-    Manifest,
     check,
     found_in,
     read,
@@ -25,7 +25,6 @@ from jobkit.spec.runspec import RunSpec, check_keys
 
 _MAX_CLASSES = 100_000
 _MODEL = "model."
-_BUFFER = "buffer."
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Trained:
     spec: RunSpec
     classes: int
     folder: Path  # of the checkpoint
-    manifest: Manifest
+    iteration: int
 
 
 def trained_model(run: Path, own_model: str | None, warn: Callable[[str], None]) -> Trained:
@@ -45,23 +44,15 @@ def trained_model(run: Path, own_model: str | None, warn: Callable[[str], None])
     own_model: the user's word that the run's model may be imported: a checkpoint alone executes no
     code. Corrupt checkpoints are reported and skipped. Raises UsageError where none can be used.
     """
-    for folder in _candidates(run):
+    is_one = (run / MANIFEST).is_file()
+    for folder in [run] if is_one else found_in(RunPaths(run).checkpoints):
         try:
             return _read(folder, own_model)
         except Corrupt as error:
             warn(f"checkpoint {folder.name} is corrupt, skipped: {error}")
-    raise UsageError(f"{short_path(run)}: no sound checkpoint among those there")
-
-
-def _candidates(run: Path) -> list[Path]:
-    """The checkpoints to try, the newest first. Raises UsageError if there is none."""
-    if (run / MANIFEST).is_file():
-        return [run]
-    if found := found_in(RunPaths(run).checkpoints):
-        return found
     raise UsageError(
-        f"{short_path(run)}: no checkpoint there; name a run's folder, or one in its checkpoints/ "
-        "(a run writes them with --checkpoint-every epoch)"
+        f"{short_path(run)}: no sound checkpoint there; name a run's folder, or one in its "
+        "checkpoints/ (a run writes them with --checkpoint-every epoch)"
     )
 
 
@@ -73,61 +64,56 @@ def _read(folder: Path, own_model: str | None) -> Trained:
         spec = RunSpec(**manifest.spec)
     except (TypeError, ValueError) as error:
         raise Corrupt(f"its settings cannot be used: {error}") from None
-    if ":" in spec.model and spec.model != own_model:
-        raise UsageError(
-            f"{short_path(folder)}: the model is {spec.model!r}, code that is not jobkit's: to "
-            f"import it, say --model {spec.model}"
-        )
-    if own_model and spec.model != own_model:
-        raise UsageError(
-            f"{short_path(folder)}: the model is jobkit's own {spec.model!r}: leave out --model"
-        )
+    if own_model != (spec.model if ":" in spec.model else None):
+        fix = "leave out --model"
+        if ":" in spec.model:
+            fix = f"that is code of somebody's own: to import it, say --model {spec.model}"
+        raise UsageError(f"{short_path(folder)}: the model is {spec.model!r}: {fix}")
     shapes = shapes_in(index)
-    wanted = {n.removeprefix(_MODEL): s for n, (s, _) in shapes.items() if n.startswith(_MODEL)}
-    model, classes = _built(spec, wanted, folder)
-    own = tuple(f"rank.{rank}." for rank in writers(shapes))
+    own = [f"rank.{rank}." for rank in writers(shapes)]
+    if not own:
+        raise Corrupt("it lacks the ranks' own state")
     tensors = {
         name: torch.empty(size, dtype=dtype)
         for name, (size, dtype) in shapes.items()
         if name.startswith((_MODEL, *own))
     }
     read(folder, index, tensors)
-    _fill(model, tensors, own)
-    return Trained(model.eval().requires_grad_(False), spec, classes, folder, manifest)
+    values = _without(_MODEL, tensors)
+    model, classes = _built(spec, values, folder)
+    # Buffers are the mean over the ranks, as for an evaluation.
+    values |= _without(BUFFER, merged([_without(prefix, tensors) for prefix in own], 0))
+    with torch.no_grad():
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if name not in values:
+                raise Corrupt(f"it lacks {name}")
+            tensor.copy_(values[name])
+    model.eval().requires_grad_(False)
+    return Trained(model, spec, classes, folder, manifest.progress.iteration)
 
 
-def _built(spec: RunSpec, wanted: dict[str, torch.Size], folder: Path) -> tuple[nn.Module, int]:
-    """The model with the checkpoint's parameters, and its number of classes.
+def _without(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names have a prefix, by the rest of their names."""
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+
+def _built(spec: RunSpec, values: dict[str, Tensor], folder: Path) -> tuple[nn.Module, int]:
+    """A model that parameters of these shapes fit, and its number of classes.
 
     No setting says the number of classes: it is that with which the shapes agree.
     """
-    reason = "its parameters have other names or shapes"
+    reason, wanted = "its parameters have other names or shapes", _shapes(values)
     for classes in sorted({size[0] for size in wanted.values() if size}):
-        if not 0 < classes <= _MAX_CLASSES:
-            continue
-        try:
-            model = build_model(spec, classes)
-        except UsageError as error:
-            reason = str(error)
-            continue
-        if {name: p.shape for name, p in model.named_parameters()} == wanted:
-            return model, classes
+        if 0 < classes <= _MAX_CLASSES:
+            try:
+                model = build_model(spec, classes)
+            except UsageError as error:
+                reason = str(error)
+                continue
+            if _shapes(dict(model.named_parameters())) == wanted:
+                return model, classes
     raise UsageError(f"{short_path(folder)} does not fit the model {spec.model}: {reason}")
 
 
-@torch.no_grad()
-def _fill(model: nn.Module, tensors: dict[str, Tensor], own: tuple[str, ...]) -> None:
-    """Copy parameters and buffers; buffers are the mean over the ranks, as for an evaluation."""
-    if not own:
-        raise Corrupt("it lacks the ranks' own state")
-    for name, parameter in model.named_parameters():
-        parameter.copy_(tensors[_MODEL + name])
-    ranks = [
-        {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-        for prefix in own
-    ]
-    buffers = merged(ranks, 0)
-    for name, buffer in model.named_buffers():
-        if _BUFFER + name not in buffers:
-            raise Corrupt(f"it lacks the buffer {name}")
-        buffer.copy_(buffers[_BUFFER + name])
+def _shapes(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
