@@ -63,8 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command with the remaining arguments; return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in COMMANDS:
-        module, function, _ = COMMANDS[words[0]]
-        return entry.run(module, function, words[1:])
+        return entry.run(*COMMANDS[words[0]][:2], words[1:])
     return entry.call(_about, words)
 
 

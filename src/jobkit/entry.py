@@ -6,7 +6,6 @@ line what to do if the Python is too old or a package is not installed.
 """
 
 # ruff: noqa: UP030, UP031, UP032
-import errno
 import importlib
 import io
 import select
@@ -14,20 +13,12 @@ import sys
 import typing  # noqa: F401  for a type comment
 
 OLDEST = (3, 11)
-# The extra of pyproject.toml that brings a package; what is not here comes with a plain install.
-EXTRA_OF = {
-    "torch": "payload",
-    "torchvision": "payload",
-    "pandas": "analysis",
-    "numpy": "analysis",
-    "matplotlib": "analysis",
-    "jinja2": "analysis",
-    "orjson": "analysis",
-    "regex": "analysis",
-    "yaml": "kubernetes",
-    "onnx": "export",
-    "onnxscript": "export",
-    "onnxruntime": "export",
+# What each extra of pyproject.toml brings; what is not here comes with a plain install.
+EXTRAS = {
+    "payload": ("torch", "torchvision"),
+    "analysis": ("pandas", "numpy", "matplotlib", "jinja2", "orjson", "regex"),
+    "kubernetes": ("yaml",),
+    "export": ("onnx", "onnxscript", "onnxruntime"),
 }
 _IN_A_CHECKOUT = "run 'make venv' once, then 'source .venv/bin/activate'"
 FAILED, USAGE, INTERRUPTED = 1, 2, 130  # as in jobkit.errors, which an old Python cannot read
@@ -76,7 +67,7 @@ def missing(package):
     if not INSTALLED:
         return "{0}: {1}".format(what, _IN_A_CHECKOUT)
     # A path: on the package index another project is called jobkit.
-    extra = EXTRA_OF.get(package, "launch")
+    extra = next((extra for extra, names in EXTRAS.items() if package in names), "launch")
     advice = "run \"python -m pip install '/path/to/jobkit[{0}]'\", of a checkout or a wheel"
     return "{0}: {1}".format(what, advice.format(extra))
 
@@ -91,7 +82,7 @@ def _refuse(what, code=USAGE):
 class _Lossy(io.FileIO):
     """A file handle to write to; after an error all output to it is dropped, and the work goes on.
 
-    A reader leaves (`... | head`), a terminal closes, a disk is full.
+    A reader leaves (`... | head`), or a terminal closes.
     """
 
     lost = False
@@ -105,10 +96,8 @@ class _Lossy(io.FileIO):
                 if taken is not None:
                     return taken
                 select.select([], [self], [])  # another program made the terminal non-blocking
-        except OSError as error:
+        except OSError:
             self.lost = True
-            if error.errno not in (errno.EPIPE, errno.EIO) and self.fileno() == 1:
-                sys.stderr.write("jobkit: note: standard output: %s\n" % error.strerror)
         return len(data)
 
 

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 
 class Exit(IntEnum):
@@ -97,14 +97,7 @@ class Parser(argparse.ArgumentParser):
         return nearest(unknown[0], known)
 
 
-class Main(Protocol):
-    """The main function of a command."""
-
-    def __call__(self, argv: Sequence[str] | None = None) -> int:
-        """Run with the arguments (default: the process's own); return the exit code."""
-
-
-def command(main: Main) -> Main:
+def command(main: Callable[..., int]) -> Callable[..., int]:
     """The main function of a command: a UsageError becomes one line and its exit code, 2."""
 
     @functools.wraps(main)

@@ -1,17 +1,14 @@
-"""Files: opened where somebody else may have put a link or a FIFO, written whole, locked; and the
-same work for each of many, by as many processes as there are cores."""
+"""Files: opened where somebody else may have put a link or a FIFO, and locked."""
 
 import errno
 import fcntl
 import io
 import os
-import signal
 import stat
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn
 
 from jobkit.errors import UsageError, nearest
 
@@ -27,23 +24,27 @@ def open_regular(
     A FIFO would wait forever, and a device such as /dev/zero never ends. Links are followed where
     follow says so: what they lead to must lie within a folder where one is named.
     """
+    file = _open(path, "rb", 0 if follow else os.O_NOFOLLOW)
+    if max_bytes is not None and os.fstat(file.fileno()).st_size > max_bytes:
+        _refuse(file, errno.EFBIG, f"larger than {max_bytes:,} bytes")
+    if within is not None and not _is_within(file.fileno(), within):
+        _refuse(file, errno.ELOOP, f"a link that leads out of {within.name}")
+    return io.BufferedReader(file)
+
+
+def _open(path: str | Path, mode: str, flags: int) -> io.FileIO:
+    """Open a regular file, unbuffered; raises OSError for all else."""
     # Without O_NONBLOCK the open of a FIFO would itself wait for its other end.
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-    handle = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
-    try:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            error = errno.EISDIR if stat.S_ISDIR(status.st_mode) else errno.EINVAL
-            what = os.strerror(error) if error == errno.EISDIR else "not a regular file"
-            raise OSError(error, what, str(path))
-        if max_bytes is not None and status.st_size > max_bytes:
-            raise OSError(errno.EFBIG, f"larger than {max_bytes:,} bytes", str(path))
-        if within is not None and not _is_within(handle, within):
-            raise OSError(errno.ELOOP, f"a link that leads out of {within.name}", str(path))
-        return io.BufferedReader(io.FileIO(handle, "rb"))
-    except BaseException:
-        os.close(handle)
-        raise
+    flags |= os.O_NONBLOCK
+    file = io.FileIO(path, mode, opener=lambda name, of_mode: os.open(name, of_mode | flags, 0o666))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        _refuse(file, errno.EINVAL, "not a regular file")
+    return file
+
+
+def _refuse(file: io.FileIO, number: int, why: str) -> NoReturn:
+    file.close()
+    raise OSError(number, why, str(file.name))
 
 
 def _is_within(handle: int, folder: Path) -> bool:
@@ -59,23 +60,10 @@ def append_to(path: str | Path) -> io.FileIO:
     Raises OSError for a link or a file with a second name (a hard link), as what is written would
     end up elsewhere, and for what is no regular file.
     """
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        handle = os.open(path, flags, 0o666)
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        raise OSError(errno.ELOOP, "a link in the place of a file", str(path)) from None
-    try:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
-        if status.st_nlink > 1:
-            raise OSError(errno.EMLINK, "a file that has another name (a hard link)", str(path))
-        return io.FileIO(handle, "ab")
-    except BaseException:
-        os.close(handle)
-        raise
+    file = _open(path, "ab", os.O_NOFOLLOW)
+    if os.fstat(file.fileno()).st_nlink > 1:
+        _refuse(file, errno.EMLINK, "a file that has another name (a hard link)")
+    return file
 
 
 def is_there(path: Path) -> bool:
@@ -102,8 +90,8 @@ def closed(folder: Path) -> str:
     The name "." can be found only with the right to enter the folder.
     """
     try:
-        os.scandir(folder).close()
-        os.scandir(f"{folder}/.").close()
+        for path in (folder, f"{folder}/."):
+            os.scandir(path).close()
     except (FileNotFoundError, NotADirectoryError):
         return ""
     except OSError as error:
@@ -118,13 +106,7 @@ def read_regular(path: str | Path, max_bytes: int = MAX_TEXT, follow: bool = Tru
     file of this user's.
     """
     with open_regular(path, max_bytes, follow=follow) as file:
-        # As much as there is: for thousands of small files more memory would take most of the time.
-        size = os.fstat(file.fileno()).st_size or max_bytes  # of a file of /proc it is 0
-        if len(content := file.read(size + 1)) > size:
-            content += file.read(max_bytes)  # it has grown since
-    if len(content) > max_bytes:
-        raise OSError(errno.EFBIG, f"larger than {max_bytes:,} bytes", str(path))
-    return content
+        return file.read()
 
 
 def read_text(path: str | Path, max_bytes: int = MAX_TEXT) -> str:
@@ -137,8 +119,10 @@ def read_toml(path: Path, known: Iterable[str] = ()) -> dict[str, Any]:
 
     Raises UsageError for a file that cannot be read, and for a key that is not known.
     """
+    import tomllib  # here, because the payload imports this file on Python 3.10 too
+
     try:
-        table = load_toml(read_text(path, MAX_TOML))
+        table = tomllib.loads(read_text(path, MAX_TOML))
     except ValueError as error:
         raise UsageError(f"{path}: not valid TOML: {error}") from None
     except OSError as error:
@@ -148,16 +132,6 @@ def read_toml(path: Path, known: Iterable[str] = ()) -> dict[str, Any]:
             listed = f" (known: {', '.join(keys)})"
             raise UsageError(f"{path}: unknown key '{key}'{nearest(key, keys) or listed}")
     return table
-
-
-def load_toml(text: str) -> dict[str, Any]:
-    """The table of a TOML text. Raises ValueError for all else."""
-    import tomllib  # here, because the payload imports this file on Python 3.10 too
-
-    try:
-        return tomllib.loads(text)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
 
 
 @contextmanager
@@ -179,48 +153,3 @@ def locked(path: Path, wait: bool) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-SHARE = 100  # small files to be read: the least for a further process
-_MAX_WORKERS = 8  # a login node has other users
-_INHERITED: list[Any] = []  # of a worker: the work and the items, which are not pickled
-
-T = TypeVar("T")
-R = TypeVar("R")
-
-
-def in_order(work: Callable[[T], R], items: Sequence[T], share: int | None = None) -> Iterator[R]:
-    """work(item) for each item, in order; of many items each forked process takes a part.
-
-    share: the least number of items that is worth a further process; None: SHARE. Where a process
-    fails, the rest is done here, where it may raise.
-    """
-    share, done = share or SHARE, 0
-    workers = min(len(os.sched_getaffinity(0)), _MAX_WORKERS, len(items) // share)
-    if workers > 1 and threading.active_count() == 1:  # a lock that a thread holds stays locked
-        import multiprocessing  # here, as few need it
-        from concurrent.futures import ProcessPoolExecutor
-
-        fork = multiprocessing.get_context("fork")
-        try:
-            with ProcessPoolExecutor(workers, fork, _begin_worker, (work, items)) as pool:
-                for result in pool.map(_do, range(len(items)), chunksize=max(1, share // 5)):
-                    yield result
-                    done += 1
-        except Exception:
-            pass
-    yield from map(work, items[done:])
-
-
-def _begin_worker(work: Callable[[Any], Any], items: Sequence[Any]) -> None:
-    import ctypes
-
-    _INHERITED[:] = work, items
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the reader gets it too
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with the reader
-
-
-def _do(index: int) -> Any:
-    work, items = _INHERITED
-    return work(items[index])

@@ -60,34 +60,21 @@ def logs_root() -> Path:
 
 
 def cache_root() -> Path:
-    """The user's folder for caches: $XDG_CACHE_HOME, else ~/.cache.
-
-    Raises UsageError where there is no home: without HOME, and a user id that has no name.
-    """
-    if given := os.environ.get("XDG_CACHE_HOME"):
-        return Path(given)
-    try:
-        return Path.home() / ".cache"
-    except RuntimeError:
-        raise UsageError(
-            f"HOME is not set, and user id {os.geteuid()} has no home: set JOBKIT_DATA_DIR, HOME "
-            "or XDG_CACHE_HOME"
-        ) from None
+    """The user's folder for caches: $XDG_CACHE_HOME, else ~/.cache; UsageError without a home."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or expanded("~/.cache"))
 
 
 def expanded(path: str | Path) -> Path:
     """The absolute path, with a ~ at its beginning as the home folder; UsageError without one."""
     try:
         return Path(path).expanduser().absolute()
-    except RuntimeError as error:
-        raise UsageError(f"{path}: {error}: write the path without ~") from None
+    except RuntimeError:  # as for a user id that has no name, in a container
+        raise UsageError(f"{path}: there is no home: set HOME, or use a path without ~") from None
 
 
 def data_root() -> Path:
     """Where data and prepared caches lie when --data-dir does not say."""
-    if given := os.environ.get("JOBKIT_DATA_DIR"):
-        return Path(given)
-    return cache_root() / "jobkit"
+    return Path(os.environ.get("JOBKIT_DATA_DIR") or cache_root() / "jobkit")
 
 
 class _Below:
@@ -118,11 +105,6 @@ class RunPaths:
     checkpoints = _Below("checkpoints")
     comm_csv = _Below("comm.csv")  # communication benchmark: a row for each operation and size
     comm_json = _Below("comm.json")  # the lines fitted to those times, and where
-
-    @property
-    def names(self) -> list[str]:
-        """What lies in the folder."""
-        return file_names(self.folder)
 
     def metrics(self, attempt: int) -> Path:
         """The attempt's records, one JSON object per line."""
@@ -197,10 +179,7 @@ class StudyPaths:
 
 def short_path(path: Path) -> str:
     """The path relative to the current folder where it lies below it, else the path."""
-    try:
-        short = os.path.relpath(path)
-    except OSError:  # the current folder was removed
-        return str(path)
+    short = os.path.relpath(path)
     return str(path) if short.startswith("..") else short
 
 

@@ -10,7 +10,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,6 @@ from typing import IO, Any
 
 _POLL_S = 0.25
 _LAST_LINES_S = 2.0  # for what a child has printed last
-_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _WRITING = threading.Lock()
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -41,15 +39,9 @@ def process_start(pid: int) -> int | None:
     return int(after_name[19]) if after_name[0] not in "ZX" else None
 
 
-def pid_namespace() -> str | None:
-    """The name of the set of processes that this one sees; a container may have one of its own.
-
-    None where the kernel does not say.
-    """
-    try:
-        return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return None
+def pid_namespace() -> str:
+    """The name of the set of processes that this one sees; a container may have one of its own."""
+    return str(Path("/proc/self/ns/pid").readlink())
 
 
 def identify(pid: int) -> dict[str, Any]:
@@ -70,21 +62,8 @@ def is_alive(record: Mapping[str, Any] | None) -> bool | None:
         return None
     if record.get("pid_ns") not in (None, pid_namespace()):  # a container may have the host's name
         return None
-    if not Path("/proc/self/stat").exists():
-        return _answers(pid)
     start = process_start(pid)
     return start is not None and record.get("pid_start") in (None, start)
-
-
-def _answers(pid: int) -> bool:
-    """Whether a process of this number exists, on a system that has no /proc."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def is_at_work(job: Mapping[str, Any]) -> bool | None:
@@ -112,7 +91,7 @@ def age_s(record: Mapping[str, Any]) -> float | None:
     that can be set; None where it has ended, or is of another machine.
     """
     start = record.get("pid_start")
-    if type(start) is not int or not is_alive(record) or not hasattr(time, "CLOCK_BOOTTIME"):
+    if type(start) is not int or not is_alive(record):
         return None
     return time.clock_gettime(time.CLOCK_BOOTTIME) - start / os.sysconf("SC_CLK_TCK")
 
@@ -156,13 +135,10 @@ def children_of(pid: int) -> list[int]:
     return pids
 
 
-def descendants() -> list[int]:
-    """The pids of all descendants of this process."""
-    pids, new = list[int](), children_of(os.getpid())
-    while new:
-        pids += new
-        new = [child for pid in new for child in children_of(pid)]
-    return pids
+def descendants(pid: int) -> list[int]:
+    """The pids of all that a process has started, and of what these have."""
+    below = children_of(pid)
+    return [*below, *(pid for child in below for pid in descendants(child))]
 
 
 def adopt_orphans() -> None:
@@ -170,8 +146,7 @@ def adopt_orphans() -> None:
 
     torchrun starts each rank in a session of its own, which no signal to a group would reach.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
 
 
 def end_descendants(grace_s: float) -> None:
@@ -180,7 +155,7 @@ def end_descendants(grace_s: float) -> None:
     Every child that Popen started must have been waited for.
     """
     deadline, signalled = time.monotonic() + grace_s, set[int]()
-    while pids := descendants():
+    while pids := descendants(os.getpid()):
         late = time.monotonic() > deadline
         for pid in pids:
             if late or pid not in signalled:

@@ -172,7 +172,7 @@ def test_files_of_the_users_own_are_found(away: Away) -> None:
 
 
 def test_a_plain_install_submits_and_says_which_extra_is_missing(away: Away) -> None:
-    absent = sorted(entry.EXTRA_OF)
+    absent = [name for names in entry.EXTRAS.values() for name in names]
     done = away.without(absent, "run", "--study", "demo", "--site", "alps", "--dry-run")
     assert done.returncode == 0 and "#SBATCH" in done.stdout, done.stderr
     (away.folder / "logs" / "x").mkdir(parents=True)
@@ -193,7 +193,7 @@ def test_the_door_knows_the_extra_of_every_package() -> None:
 
     called = {"yaml": "pyyaml"}  # on the package index
     for extra in ("payload", "analysis", "kubernetes"):
-        known = {called.get(name, name) for name, of in entry.EXTRA_OF.items() if of == extra}
+        known = {called.get(name, name) for name in entry.EXTRAS[extra]}
         assert known - {"numpy"} == names(EXTRAS[extra])  # numpy comes with pandas
     assert names(PROJECT["dependencies"]) == {"submitit", "rich"}
     assert "all" in (ROOT / "Makefile").read_text().split("--editable '.[")[1].split("]")[0]

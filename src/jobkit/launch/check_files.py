@@ -7,12 +7,13 @@ five rules are checked which no schema has: that its pods become the ranks of on
 
 import os
 import re
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jobkit.errors import Exit, Parser, command, nearest, one_line
-from jobkit.files import MAX_TOML, load_toml, read_text
+from jobkit.files import MAX_TOML, read_text
 from jobkit.launch.command import RANK_VARIABLES
 
 # Error or warning (it may be meant); the key, such as mounts[1]; the mistake, and its correction.
@@ -95,7 +96,7 @@ def check_edf(text: str, environ: Mapping[str, str], here: bool = True) -> list[
     """
     findings: list[Finding] = []
     try:
-        leaves = dict(_leaves(load_toml(text)))
+        leaves = dict(_leaves(tomllib.loads(text)))
     except ValueError as error:
         return [("error", "", f"not valid TOML: {error}")]
     for key, value in leaves.items():

@@ -18,12 +18,11 @@ import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jobkit.errors import Exit
-from jobkit.files import closed, file_names, in_order, is_regular
+from jobkit.files import closed, file_names, is_regular
 from jobkit.metric import reader
 from jobkit.metric.kinds import Record
 from jobkit.metric.reader import Rejected
@@ -119,7 +118,7 @@ def read_job(paths: RunPaths, names: Collection[str] | None = None) -> dict[str,
 
     names: what lies in its folder, if it was read already; what is not there is not opened.
     """
-    names = paths.names if names is None else names
+    names = file_names(paths.folder) if names is None else names
     job = read_json(paths.job) if "job.json" in names else None
     submission = read_json(paths.submission) if "submission.json" in names else None
     if submission is None:
@@ -136,7 +135,7 @@ def seconds(value: object) -> float:
 
 
 def _mark(paths: RunPaths) -> _Mark:
-    names = paths.names
+    names = file_names(paths.folder)
     job = read_job(paths, names)
     log = paths.log if "train.log" in names and is_regular(paths.log) else None
     return _Mark(job, paths.attempt_numbers(), log)
@@ -410,9 +409,8 @@ def join(
     here: the name of the cluster that is asked, None if not known.
     """
     joined, starts = Joined(), dict[str, Mapping[str, Any] | None]()
-    looks = in_order(partial(_look, ordered), [*runs.items()])
-    for run_id, (state, start) in zip(runs, looks, strict=True):
-        joined.states[run_id], starts[run_id] = state, start
+    for run in runs.items():
+        joined.states[run[0]], starts[run[0]] = _look(ordered, run)
     ids = {
         run_id: job_id
         for run_id, start in starts.items()

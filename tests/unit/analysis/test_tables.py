@@ -6,14 +6,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from jobkit import files
 from jobkit.analysis.cli import plot_main
 from jobkit.analysis.collect.results import OUTDATED, Results, collect
 from jobkit.analysis.findings.verdict import verdict
 from jobkit.analysis.tables.columns import COUNT, FLAG, NUMBER, TEXT, Column
 from jobkit.analysis.tables.frames import frame, read_table, save_table
 from jobkit.errors import UsageError
-from support.fake_study import logs, make_plan, realistic_study, whole_run, whole_study
+from support.fake_study import logs, realistic_study, whole_study
 
 TABLES = ("runs", "epochs", "steps", "samples", "scaling")
 
@@ -126,14 +125,3 @@ def test_a_table_that_cannot_be_written_is_one_clear_error() -> None:
     (logs() / "s" / "results.csv").mkdir()
     with pytest.raises(UsageError, match=r"cannot write .*results\.csv"):
         collect("s")
-
-
-def test_several_processes_read_what_one_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = make_plan(strategies=("ddp", "fsdp"), gpus=(1, 2), repeats=3)
-    for run_id in plan.runs:
-        whole_run(plan, run_id)
-    before = collect("s")
-    monkeypatch.setattr(files, "SHARE", 2)
-    monkeypatch.setattr(files.os, "sched_getaffinity", lambda _: {0, 1, 2})
-    monkeypatch.setattr(files.threading, "active_count", lambda: 1)  # others' may go on
-    same(before, collect("s"))

@@ -44,7 +44,7 @@ from jobkit.analysis.tables.frames import Row, frame, plain_records, read_table,
 from jobkit.analysis.tables.series import apart, faults, series_labels
 from jobkit.analysis.tables.text import counted
 from jobkit.errors import UsageError, one_line
-from jobkit.files import in_order, is_there
+from jobkit.files import is_there
 from jobkit.outcome import slurm_jobs
 from jobkit.outcome.state import RunState, join, ordered_runs
 from jobkit.paths import RunPaths, StudyPaths, read_json
@@ -297,7 +297,7 @@ def _read_study(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
         _Run(path, record_ids.get(name), specs[name], joined.states[name], energy.get(name))
         for name, path in folders.items()
     ]
-    read = dict(zip(folders, in_order(_read, runs), strict=True))
+    read = dict(zip(folders, map(_read, runs), strict=True))
     labels = series_labels({run_id: run["spec"] for run_id, run in read.items()})
     for run_id, job in joined.jobs.items():
         read[run_id]["row"]["slurm_energy_j"] = job.energy_j
