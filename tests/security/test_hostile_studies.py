@@ -21,7 +21,6 @@ from jobkit.launch.cli import main as launch
 from jobkit.launch.local import busy
 from jobkit.launch.site import Site
 from jobkit.launch.status import main as status
-from jobkit.outcome.slurm_jobs import elements
 from jobkit.spec.study import Plan
 from support.fake_study import make_plan, whole_run
 from support.hostile import SECRET, in_child, plain, snapshot
@@ -182,7 +181,6 @@ def test_what_others_wrote_is_printed_plain(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_small_texts_that_would_cost_much() -> None:
-    assert elements("17_[0-99999999]") == ["17_[0-99999999]"]
     assert nearest("x" * 101, ["x" * 100]) == "" != nearest("epoch", ["epochs"])
     for name in ("image", "python"):
         with pytest.raises(UsageError, match="begins as an option"):

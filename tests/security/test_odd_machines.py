@@ -51,9 +51,9 @@ def at_work(plan: Plan, started: float, key: str | None) -> str:
     return run_id
 
 
-@pytest.mark.parametrize("jump", [-HOUR, 0.0, HOUR])
 @pytest.mark.parametrize(
-    ("key", "status"), [("now", "running"), ("of another", "pending"), (None, "pending")]
+    ("jump", "key", "status"),
+    [(-HOUR, "now", "running"), (HOUR, "of another", "pending"), (0.0, None, "pending")],
 )
 def test_a_run_is_of_the_launcher_whose_key_it_has_whatever_the_clock(jump, key, status) -> None:
     plan = make_plan("s", strategies=("ddp",), gpus=(1,))

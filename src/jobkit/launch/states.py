@@ -49,9 +49,9 @@ class States:
             if run_id not in known or known[run_id].status not in FINAL
         }
         ordered = ordered_runs(paths, active)
-        joined = join(active, ordered, self._ask, all_jobs=False, here=self._cluster_name)
-        self.of_runs |= joined.states
-        self.jobs |= joined.jobs
+        found, jobs = join(active, ordered, self._ask, all_jobs=False, here=self._cluster_name)
+        self.of_runs |= found
+        self.jobs |= jobs
         return {run_id: self.of_runs[run_id] for run_id in self.plan.runs}
 
     def under_way(self, fresh: bool = False) -> bool:

@@ -56,25 +56,19 @@ _ECHOES = re.compile(
 
 
 # What mends a common error of a program, by the line that shows it; the first that fits.
-_HINTS = tuple(
-    (re.compile(pattern), hint)
-    for pattern, hint in (
-        (
-            r"ProcessGroupNCCL is only supported with GPUs",
-            "it takes NCCL where RANK is set: --launcher once at one rank, else gloo or GPUs",
-        ),
-        (
-            r"ModuleNotFoundError: No module named",
-            "install it for the Python that runs the program",
-        ),
-        (
-            r"can't open file|FileNotFoundError",
-            "a path begins in the folder in which the study was launched",
-        ),
-        (r": command not found|exit code 127", "the program is not in PATH where the job runs"),
-        (r"exit code 126", "make the program executable: chmod u+x"),
-        (r"Address already in use", "another job of this node has the port: set MASTER_PORT"),
-    )
+_HINTS = (
+    (
+        r"ProcessGroupNCCL is only supported with GPUs",
+        "it takes NCCL where RANK is set: --launcher once at one rank, else gloo or GPUs",
+    ),
+    (r"ModuleNotFoundError: No module named", "install it for the Python that runs the program"),
+    (
+        r"can't open file|FileNotFoundError",
+        "a path begins in the folder in which the study was launched",
+    ),
+    (r": command not found|exit code 127", "the program is not in PATH where the job runs"),
+    (r"exit code 126", "make the program executable: chmod u+x"),
+    (r"Address already in use", "another job of this node has the port: set MASTER_PORT"),
 )
 
 
@@ -86,7 +80,7 @@ class Sign:
     status: str
     reason: str
     text: str
-    line: int  # of the log, counted from 1; 0: not known
+    line: int  # of the tail; 0: of no log
     of_scheduler: bool = False  # Slurm said it
 
 
@@ -98,9 +92,8 @@ def clean(text: str) -> str:
 
 def with_hint(reason: str, text: str) -> str:
     """The reason of an end, with what mends it where its line of evidence shows that."""
-    hints = (hint for pattern, hint in _HINTS if pattern.search(f"{reason} {text}"))
-    hint = next(hints, "")
-    return f"{reason} ({hint})" if hint else reason
+    hints = (hint for pattern, hint in _HINTS if re.search(pattern, f"{reason} {text}"))
+    return next((f"{reason} ({hint})" for hint in hints), reason)
 
 
 def of_newest(tail: Tail, attempt: int | None) -> Tail:
@@ -115,7 +108,7 @@ def of_newest(tail: Tail, attempt: int | None) -> Tail:
             begin = index + 1
         elif text.startswith(START_MARK):
             begin = index
-    return Tail(tail.name, tail.lines[begin:])
+    return replace(tail, lines=tail.lines[begin:])
 
 
 def went_on(tail: Tail, sign: Sign) -> bool:
@@ -128,11 +121,7 @@ def went_on(tail: Tail, sign: Sign) -> bool:
 
 def find_sign(tail: Tail) -> Sign | None:
     """The line that best explains why the run ended: the strongest sign, the first of equals."""
-    best: Sign | None = None
-    for sign in _signs(tail.lines):
-        if best is None or sign.strength > best.strength:
-            best = sign
-    return best
+    return max(_signs(tail.lines), key=lambda sign: sign.strength, default=None)
 
 
 def _signs(lines: list[tuple[int, str]]) -> Iterator[Sign]:

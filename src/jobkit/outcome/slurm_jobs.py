@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 TIMEOUT_S = 20.0
 GONE = "GONE"  # not a word of Slurm's: it answers, and knows nothing of the job any more
 JOB_ID = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?")  # 17, or 17_0 of an array
-_MAX_ELEMENTS = 1_000_000  # of an array
 _SACCT = "JobID,State,ExitCode,Elapsed,NodeList,AllocTRES,MaxRSS,ConsumedEnergyRaw"
 _BATCH = 500  # jobs or arrays in one command line
 CLUSTER = re.compile(r"^\s*ClusterName\s*=\s*(\S+)", re.MULTILINE | re.IGNORECASE)
@@ -88,8 +87,7 @@ def ask(job_ids: Iterable[str], accounting: bool = True) -> dict[str, Job]:
             recorded = jobs.get(job_id)
             same = recorded is not None and recorded.state == job.state
             jobs[job_id] = replace(recorded, reason=job.reason) if recorded and same else job
-    rows = ((i, _find(jobs, i)) for i in wanted)
-    return {i: row for i, row in rows if row}
+    return {i: row for i in wanted if (row := _find(jobs, i))}
 
 
 def cluster() -> str | None:
@@ -108,15 +106,13 @@ def _find(jobs: dict[str, Job], job_id: str) -> Job | None:
 
 def elements(job_id: str) -> list[str]:
     """The ids behind one that stands for several: 17_[0-2,5%4] is 17_0, 17_1, 17_2, 17_5."""
-    match = re.fullmatch(r"(\d+)_\[([\d,-]+)(?:%\d+)?\]", job_id)
+    match = re.fullmatch(r"(\d+)_\[(\d[\d,-]*)(?:%\d+)?\]", job_id)
     if not match:
         return [job_id]
     ids: list[str] = []
     for part in match[2].split(","):
-        span = re.fullmatch(r"(\d{1,10})(?:-(\d{1,10}))?", part, re.ASCII)
-        if not span or int(span[2] or span[1]) - int(span[1]) + len(ids) > _MAX_ELEMENTS:
-            return [job_id]
-        ids += [f"{match[1]}_{i}" for i in range(int(span[1]), int(span[2] or span[1]) + 1)]
+        first, _, last = part.partition("-")
+        ids += [f"{match[1]}_{i}" for i in range(int(first), int(last or first) + 1)]
     return ids
 
 

@@ -11,13 +11,12 @@ the rest was read, all is read once more.
 
 import contextlib
 import io
-import math
 import os
 import signal
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +42,7 @@ FRESH_S = 120.0
 Ask = Callable[[Iterable[str]], Mapping[str, Job]]  # what Slurm says of jobs, by their ids
 _METRICS_TAIL = 256 << 10
 _MAX_REASON = 4096  # characters
+_Verdict = tuple[str, str, str, str]  # status, reason, evidence and its file, as of RunState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,15 +70,6 @@ class Facts:
     tails: tuple[Tail, ...] = ()  # of its log and of Slurm's; left out where they decide nothing
 
 
-@dataclass(frozen=True)
-class _Mark:
-    """What changes with a new start, end or attempt."""
-
-    job: Mapping[str, Any] | None
-    attempts: list[int]
-    log: Path | None
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunState:
     """The status of a run, and the evidence for it."""
@@ -92,25 +83,17 @@ class RunState:
     exit_code: int | None = None  # the job's where the launcher saw it, else the payload's
 
 
-@dataclass
-class Joined:
-    """The state of each run, and Slurm's data on its job where there is any."""
-
-    states: dict[str, RunState] = field(default_factory=dict)
-    jobs: dict[str, Job] = field(default_factory=dict)
-
-
 # --- the facts of a run ----------------------------------------------------------------------
 
 
 def read_facts(paths: RunPaths) -> Facts:
     """Return the facts about a run, consistent as of one moment."""
     mark = _mark(paths)
-    facts = _read_once(paths, mark)
+    facts = _read_once(paths, *mark)
     if facts.ending and facts.ending.status == "ok":
         return facts  # it stays so; of thousands of runs a second look would take seconds
     later = _mark(paths)
-    return facts if later == mark else _read_once(paths, later)
+    return facts if later == mark else _read_once(paths, *later)
 
 
 def read_job(paths: RunPaths, names: Collection[str] | None = None) -> dict[str, Any] | None:
@@ -134,17 +117,18 @@ def seconds(value: object) -> float:
     return value if isinstance(value, int | float) and abs(value) < 1e15 else 0.0
 
 
-def _mark(paths: RunPaths) -> _Mark:
+def _mark(paths: RunPaths) -> tuple[dict[str, Any] | None, list[int], bool]:
+    """What changes with a new start, end or attempt: who runs it, its attempts, its log."""
     names = file_names(paths.folder)
-    job = read_job(paths, names)
-    log = paths.log if "train.log" in names and is_regular(paths.log) else None
-    return _Mark(job, paths.attempt_numbers(), log)
+    logged = "train.log" in names and is_regular(paths.log)
+    return read_job(paths, names), paths.attempt_numbers(), logged
 
 
-def _read_once(paths: RunPaths, mark: _Mark) -> Facts:
+def _read_once(
+    paths: RunPaths, job: Mapping[str, Any] | None, numbers: list[int], logged: bool
+) -> Facts:
     """Return the facts, if nothing changes meanwhile; the order of the steps matters."""
-    job, numbers, tail = mark.job, mark.attempts, None
-    alive = is_at_work(job) if job and job.get("ended") is None else False
+    alive, tail = is_at_work(job) if job and job.get("ended") is None else False, None
     if not numbers:  # a script of the user's own may leave a log only
         tail = read_tail(paths.log)
         records = reader.scan(io.BytesIO(tail.raw))
@@ -155,19 +139,18 @@ def _read_once(paths: RunPaths, mark: _Mark) -> Facts:
     ending = _ending(paths, newest, tail, alive is True) if started else None
     tails: tuple[Tail, ...] = ()
     ok = ending is not None and ending.status == "ok"
-    age_s = None if ok or _is_observed(job, alive) else _age_s(paths, mark)
+    age_s = None if ok or _is_observed(job, alive) else _age_s(paths, numbers, logged)
     if not alive and not ok:
         log = of_newest(tail or read_tail(paths.log), newest if started else first)
         tails = (log, of_newest(read_tail(paths.scheduler_log), newest))
-    seen = job or numbers or mark.log
     return Facts(
         run_id=paths.folder.name,
-        closed="" if seen else closed(paths.folder),
+        closed="" if job or numbers or logged else closed(paths.folder),
         job=job,
         alive=alive,
         attempt=newest,
         ending=ending,
-        logged=mark.log is not None,
+        logged=logged,
         age_s=age_s,
         tails=tails,
     )
@@ -188,48 +171,42 @@ def _ending(paths: RunPaths, attempt: int | None, tail: Tail | None, alive: bool
     """How the newest attempt ended: its outcome file, else its run_end record."""
     path = paths.outcome(attempt or 0)
     outcome = (read_json(path) if attempt is not None else None) or {}
-    if outcome.get("status") not in ENDINGS:
-        return None if alive else _run_end(paths, attempt, tail)
-    code = outcome.get("exit_code")
-    return Ending(
-        status=outcome["status"],
-        reason=str(outcome.get("reason") or "")[:_MAX_REASON],
-        file="/".join((paths.folder.name, *path.parts[-3:])),
-        exit_code=code if type(code) is int else None,
-    )
-
-
-def _run_end(paths: RunPaths, attempt: int | None, tail: Tail | None) -> Ending | None:
-    """The run_end record of the attempt, from its metrics file, else from the log."""
-
-    def ends(records: Iterable[Record | Rejected]) -> list[Record]:
-        """Those of a foreign script carry no attempt."""
-        ended = [r for r in records if isinstance(r, dict) and r.get("kind") == "run_end"]
-        return [r for r in ended if r.get("status") in ENDINGS and r.get("attempt") == attempt]
-
-    found: list[Record] = []
-    file = paths.log if attempt is None else paths.metrics(attempt)
+    if outcome.get("status") in ENDINGS:
+        code = outcome.get("exit_code")
+        return _ending_of(paths, path, outcome, code if type(code) is int else None)
+    if alive:
+        return None
+    end, file = None, paths.metrics(attempt or 0)
     if attempt is not None and is_regular(file):
         with contextlib.suppress(OSError), open_log(file, paths.folder.parent, None) as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - _METRICS_TAIL))
-            found = ends(reader.read_file(stream))
-    if not found:
+            end = _run_end(attempt, reader.read_file(stream))
+    if end is None:
         file = paths.log
-        found = ends(reader.scan(io.BytesIO((tail or read_tail(file)).raw)))
-    if not found:
-        return None
-    reason = str(found[0].get("reason") or "")[:_MAX_REASON]
+        end = _run_end(attempt, reader.scan(io.BytesIO((tail or read_tail(file)).raw)))
+    return _ending_of(paths, file, end) if end else None
+
+
+def _run_end(attempt: int | None, records: Iterable[Record | Rejected]) -> Record | None:
+    """The first run_end record of an attempt; that of a foreign script carries none."""
+    ends = (r for r in records if isinstance(r, dict) and r.get("kind") == "run_end")
+    known = (r for r in ends if r.get("status") in ENDINGS and r.get("attempt") == attempt)
+    return next(known, None)
+
+
+def _ending_of(paths: RunPaths, file: Path, of: Record, code: int | None = None) -> Ending:
     name = str(file.relative_to(paths.folder.parent))
-    return Ending(status=found[0]["status"], reason=reason, file=name)
+    reason = str(of.get("reason") or "")[:_MAX_REASON]
+    return Ending(status=of["status"], reason=reason, file=name, exit_code=code)
 
 
-def _age_s(paths: RunPaths, mark: _Mark) -> float | None:
+def _age_s(paths: RunPaths, attempts: list[int], logged: bool) -> float | None:
     """Seconds since the run's files were last written. An attempt's folder comes before them."""
-    files = [paths.attempts / str(number) for number in mark.attempts[-1:]]
+    files = [paths.attempts / str(number) for number in attempts[-1:]]
     names = [n for n in file_names(paths.metrics_folder) if n.endswith(".jsonl")]
     files += [paths.metrics_folder / name for name in names]
     times = []
-    for file in [*files, *filter(None, [mark.log])]:
+    for file in [*files, *([paths.log] if logged else [])]:
         with contextlib.suppress(OSError):
             times.append(file.stat().st_mtime)
     return time.time() - max(times) if times else None
@@ -243,114 +220,92 @@ def run_state(paths: RunPaths) -> RunState:
     return judge(read_facts(paths))
 
 
-def judge(facts: Facts, ordered: float | None = None) -> RunState:
+def judge(facts: Facts, ordered: bool = False) -> RunState:
     """Return the state of a run. No run is ok without a record that says so.
 
-    ordered: when an active launcher was asked to start it, in Unix seconds; None: it was not.
+    ordered: an active launcher has still to start it, whatever it was before.
     """
-    newest, job, end = facts.attempt, facts.job or {}, facts.ending
-    code = job.get("exit_code")
-    state = RunState(
-        status="",
+    newest, end, code = facts.attempt, facts.ending, (facts.job or {}).get("exit_code")
+    code = code if type(code) is int else end.exit_code if end else None
+    verdict = ("pending", "queued", "", "") if ordered else _verdict(facts, code)
+    status, reason, text, file = verdict
+    return RunState(
+        status=status,
+        reason=with_hint(reason, text),
+        evidence=text,
+        evidence_file=file,
         attempt=newest,
         attempts=0 if newest is None else newest + 1,
-        exit_code=code if type(code) is int else end.exit_code if end else None,
+        exit_code=code,
     )
-    if ordered is not None and seconds(job.get("started")) < ordered:  # whatever it was before
-        return replace(state, status="pending", reason="queued")
-    state = _verdict(facts, state)
-    return replace(state, reason=with_hint(state.reason, state.evidence))
 
 
-def _verdict(facts: Facts, state: RunState) -> RunState:
+def _verdict(facts: Facts, code: int | None) -> _Verdict:
     """The first case that applies, each with the line that shows it."""
-    job, end, code = facts.job, facts.ending, state.exit_code
+    job, end, age = facts.job, facts.ending, facts.age_s
     requested = (Exit.INTERRUPTED, Exit.TERMINATED)  # somebody asked for the end
     if end and end.status == "ok":
-        reason = f"its job then ended with exit code {code}" if code else ""
-        return replace(state, status="ok", reason=reason)
+        return "ok", f"its job then ended with exit code {code}" if code else "", "", ""
     if not (job or end or facts.attempt is not None or facts.logged):
-        closed = f"its folder cannot be read: {facts.closed}" if facts.closed else ""
-        return replace(state, status="missing", reason=closed or "planned, never started")
+        why = f"its folder cannot be read: {facts.closed}" if facts.closed else ""
+        return "missing", why or "planned, never started", "", ""
     if job and facts.alive:  # also after a failed attempt: it may start the next one
-        return replace(state, status="running", reason=f"process {job['pid']}")
-    strongest = _strongest(facts)
+        return "running", f"process {job['pid']}", "", ""
+    signs = [(tail, sign) for tail in facts.tails if (sign := find_sign(tail))]
+    strongest = max(signs, key=lambda pair: pair[1].strength, default=None)
     if end and end.status == "preempted":
         if strongest and strongest[1].of_scheduler and strongest[1].status != "preempted":
-            return _by_sign(facts, state, *strongest)  # it says who requested the end, and why
+            return _by_sign(facts, *strongest)  # it says who requested the end, and why
         reason = clean(end.reason) or "preempted"
         # INT or TERM to run.sh itself is for the run, not only for its ranks.
-        status = "cancelled" if code in requested else "preempted"
-        return replace(state, status=status, reason=reason, evidence=reason, evidence_file=end.file)
+        return "cancelled" if code in requested else "preempted", reason, reason, end.file
     if end:
         recorded = evidence.judge(end.reason)
         if strongest and (strongest[1].strength >= recorded.strength or not end.reason):
-            return _by_sign(facts, state, *strongest)
-        reason = recorded.reason or "the run recorded status failed"
+            return _by_sign(facts, *strongest)
         status = "cancelled" if end.exit_code in requested else recorded.status
-        text = recorded.text
-        return replace(state, status=status, reason=reason, evidence=text, evidence_file=end.file)
+        reason = recorded.reason or "the run recorded status failed"
+        return status, reason, recorded.text, end.file
     if strongest and not went_on(*strongest):
-        return _by_sign(facts, state, *strongest)
+        return _by_sign(facts, *strongest)
     if job and code is not None:
-        status, reason = _by_exit_code(code)
-        return _with_last_line(facts, replace(state, status=status, reason=reason))
-    if job and facts.alive is None and facts.age_s is None:  # not to be queried from here
+        return *_by_exit_code(code), *_last_line(facts)
+    if job and facts.alive is None and age is None:  # not to be queried from here
         where = f"Slurm job {job['job_id']}" if job.get("job_id") else f"a job on {job.get('host')}"
         where += f" of cluster {job['cluster']}" if job.get("cluster") else ""
-        status = "pending" if state.attempt is None else "running"
-        missing = "started" if state.attempt is None else "recorded an end"
-        return replace(state, status=status, reason=clean(f"{where} has not {missing}"))
-    age = facts.age_s
+        if facts.attempt is None:
+            return "pending", clean(f"{where} has not started"), "", ""
+        return "running", clean(f"{where} has not recorded an end"), "", ""
     if job and facts.alive is not None:
         reason = f"its process {job.get('pid')} exited without a run_end record"
     elif age is not None and abs(age) < FRESH_S:  # below 0: another machine's clock is ahead
         when = f"{age:.0f} s ago" if age >= 0 else f"{-age:.0f} s ahead of this machine's clock"
-        return replace(state, status="running", reason=f"its files changed {when}")
+        return "running", f"its files changed {when}", "", ""
     else:
         reason = "exited without a run_end record or an outcome file"
-    return _with_last_line(facts, replace(state, status="failed", reason=reason))
+    return "failed", reason, *_last_line(facts)
 
 
-def _strongest(facts: Facts) -> tuple[Tail, Sign] | None:
-    """The line of all logs that best explains the end, and its log; of equals, the first."""
-    signs = [(tail, sign) for tail in facts.tails if (sign := find_sign(tail))]
-    return max(signs, key=lambda pair: pair[1].strength, default=None)
+def _by_sign(facts: Facts, tail: Tail, sign: Sign) -> _Verdict:
+    return sign.status, sign.reason, sign.text, _place(facts, tail, sign.line)
 
 
-def _by_sign(facts: Facts, state: RunState, tail: Tail, sign: Sign) -> RunState:
-    return replace(
-        state,
-        status=sign.status,
-        reason=sign.reason,
-        evidence=sign.text,
-        evidence_file=_place(facts, tail, sign.line),
-    )
-
-
-def _with_last_line(facts: Facts, state: RunState) -> RunState:
+def _last_line(facts: Facts) -> tuple[str, str]:
     """Without a better line, the last line of the log is the evidence."""
     tail = facts.tails[0] if facts.tails else Tail("", [])
     lines = ((n, clean(text)) for n, text in reversed(tail.lines) if "[METRIC]" not in text)
-    number, text = next(((n, text) for n, text in lines if text), (0, ""))
-    if not text:
-        return state
-    return replace(state, evidence=text, evidence_file=_place(facts, tail, number))
+    return next(((text, _place(facts, tail, n)) for n, text in lines if text), ("", ""))
 
 
 def _place(facts: Facts, tail: Tail, line: int) -> str:
     """RUN_ID/FILE:LINE, without the line where its number is not known."""
-    return f"{facts.run_id}/{tail.name}" + (f":{line}" if line else "")
+    return f"{facts.run_id}/{tail.name}" + (f":{line}" if tail.whole else "")
 
 
 def _by_exit_code(code: int) -> tuple[str, str]:
     """Status and reason for an exit code: 128 + signal from a shell, -signal from Python."""
-    number = -code if code < 0 else code - 128
-    try:
-        name = signal.Signals(number).name if number > 0 else ""
-    except ValueError:
-        name = ""
-    if name:
+    with contextlib.suppress(ValueError):
+        name = signal.Signals(-code if code < 0 else code - 128).name
         stopped = name in ("SIGINT", "SIGTERM")  # it was requested: no fault of the run
         return "cancelled" if stopped else "failed", f"ended by {name} (exit code {code})"
     if code == Exit.AGAIN:
@@ -378,19 +333,17 @@ def merged(state: RunState, job: Job | None, shared: bool = False) -> RunState:
         return replace(state, status="failed", reason=reason + unrecorded) if running else state
     if shared and (job.status == "running" or state.status not in UNDER_WAY):
         return state
-    if job.status in UNDER_WAY:
-        where = job.reason if job.status == "pending" else job.node_list
-        reason = f"Slurm job {job.job_id}" + (f": {where}" if where else "")
-        return replace(state, status=job.status, reason=reason, evidence="", evidence_file="")
-    if job.status in ("ok", "failed"):
+    status, reason, line = job.status, job.line, job.line
+    if status in UNDER_WAY:
+        where = job.reason if status == "pending" else job.node_list
+        reason, line = f"Slurm job {job.job_id}" + (f": {where}" if where else ""), ""
+    elif status in ("ok", "failed"):
         if state.status not in (*UNDER_WAY, "missing"):
             return state
-        return replace(
-            state, status="failed", reason=f"{job.line}; {unrecorded}", evidence=job.line
-        )
-    if state.status == job.status and state.evidence:
-        return replace(state, reason=job.line)
-    return replace(state, status=job.status, reason=job.line, evidence=job.line, evidence_file="")
+        status, reason = "failed", f"{reason}; {unrecorded}"
+    elif state.status == status and state.evidence:
+        return replace(state, reason=reason)
+    return replace(state, status=status, reason=reason, evidence=line, evidence_file="")
 
 
 # --- the runs of a study -----------------------------------------------------------------------
@@ -398,85 +351,69 @@ def merged(state: RunState, job: Job | None, shared: bool = False) -> RunState:
 
 def join(
     runs: Mapping[str, RunPaths],
-    ordered: Mapping[str, float],
+    ordered: Collection[str],
     ask: Ask,
     all_jobs: bool = True,
     here: Callable[[], str | None] = cluster,
-) -> Joined:
-    """Return the state of each run.
+) -> tuple[dict[str, RunState], dict[str, Job]]:
+    """Return the state of each run, and Slurm's data on its job where there is any.
 
     ordered: of ordered_runs, asked before. all_jobs: ask after the jobs of runs that are ok too.
     here: the name of the cluster that is asked, None if not known.
     """
-    joined, starts = Joined(), dict[str, Mapping[str, Any] | None]()
-    for run in runs.items():
-        joined.states[run[0]], starts[run[0]] = _look(ordered, run)
+
+    def look(run_id: str) -> tuple[RunState, Mapping[str, Any]]:
+        """The state of a run by its files alone; and who runs its newest start."""
+        facts = read_facts(runs[run_id])
+        return judge(facts, run_id in ordered), facts.job or {}
+
+    looks, jobs = {run_id: look(run_id) for run_id in runs}, dict[str, Job]()
     ids = {
         run_id: job_id
-        for run_id, start in starts.items()
-        if (job_id := slurm_job_id(start)) and (all_jobs or joined.states[run_id].status != "ok")
+        for run_id, (state, start) in looks.items()
+        if (job_id := _slurm_job_id(start)) and (all_jobs or state.status != "ok")
     }
     # Jobs of another cluster have numbers that other jobs have here. Where this cluster's name is
     # not known, each cluster that is noted may be another one.
-    noted = {run_id: (starts[run_id] or {}).get("cluster") for run_id in ids}
+    noted = {run_id: looks[run_id][1].get("cluster") for run_id in ids}
     name = here() if any(noted.values()) else None
     ids = {run_id: job_id for run_id, job_id in ids.items() if noted[run_id] in (None, name)}
-    jobs = ask(ids.values()) if ids else {}
+    answers = ask(ids.values()) if ids else {}
     for run_id, job_id in ids.items():
-        if (job := jobs.get(job_id)) is None:
+        if (job := answers.get(job_id)) is None:
             continue
-        start, state = starts[run_id], joined.states[run_id]
-        if has_ended(job) and state.status != "ok":
+        ended = job.state == GONE or (job.status and job.status not in UNDER_WAY)
+        if ended and looks[run_id][0].status != "ok":
             # It may have ended well between the look at its files and Slurm's answer.
-            state, start = _look(ordered, (run_id, runs[run_id]))
-        if slurm_job_id(start) == job_id:  # else it was started again meanwhile
-            joined.jobs[run_id] = job
-            state = merged(state, job, bool((start or {}).get("shared")))
-        joined.states[run_id] = state
-    return joined
+            looks[run_id] = look(run_id)
+        state, start = looks[run_id]
+        if _slurm_job_id(start) == job_id:  # else it was started again meanwhile
+            jobs[run_id] = job
+            looks[run_id] = merged(state, job, bool(start.get("shared"))), start
+    return {run_id: state for run_id, (state, _) in looks.items()}, jobs
 
 
-def _look(
-    ordered: Mapping[str, float], run: tuple[str, RunPaths]
-) -> tuple[RunState, Mapping[str, Any] | None]:
-    """The state of a run by its files alone; and who runs its newest start."""
-    run_id, paths = run
-    facts = read_facts(paths)
-    return judge(facts, ordered.get(run_id)), facts.job
-
-
-def has_ended(job: Job) -> bool:
-    """Whether Slurm says that a job is over."""
-    return job.state == GONE or (bool(job.status) and job.status not in UNDER_WAY)
-
-
-def slurm_job_id(start: Mapping[str, Any] | None) -> str | None:
+def _slurm_job_id(start: Mapping[str, Any]) -> str:
     """The Slurm job of a run's newest start, by who runs that."""
-    job_id = (start or {}).get("job_id")
-    return str(job_id) if job_id else None
+    return str(start.get("job_id") or "")
 
 
 def job_ids(runs: Iterable[RunPaths]) -> list[str]:
     """The Slurm jobs of the newest starts of the runs."""
-    ids = (slurm_job_id(read_job(paths)) for paths in runs)
+    ids = (_slurm_job_id(read_job(paths) or {}) for paths in runs)
     return list(dict.fromkeys(filter(None, ids)))
 
 
-def ordered_runs(study: StudyPaths, planned: Iterable[str]) -> dict[str, float]:
-    """Return the runs that an active launcher on this machine has still to start, and since when.
+def ordered_runs(study: StudyPaths, planned: Iterable[str]) -> set[str]:
+    """Return the runs that an active launcher on this machine has still to start.
 
-    A launcher that has a key counts a run as started once its job.json has that key: its time is
-    then infinite, whatever the clocks said. Without a key the times are compared.
+    It has a key, and a run counts as started once its job.json has it: clocks may jump.
     """
     record = read_json(study.launcher)
-    if not record or not is_alive(record):
-        return {}
-    wanted, since = record.get("run_ids", list(planned)), record.get("started")
-    if not isinstance(wanted, list) or not isinstance(since, int | float):
-        return {}
-    names = {name for name in wanted if isinstance(name, str)}
-    ordered = {run_id: seconds(since) for run_id in planned if run_id in names}
-    if not isinstance(key := record.get("key"), str):
-        return ordered
-    of_job = {run_id: (read_json(study.run(run_id).job) or {}).get("order") for run_id in ordered}
-    return {run_id: math.inf for run_id in ordered if of_job[run_id] != key}
+    if not record or not is_alive(record) or not isinstance(record.get("run_ids"), list):
+        return set()
+    wanted = {run_id for run_id in record["run_ids"] if isinstance(run_id, str)}.intersection(
+        planned
+    )
+    jobs = {run_id: read_json(study.run(run_id).job) or {} for run_id in wanted}
+    return {run_id for run_id, job in jobs.items() if job.get("order") != record.get("key")}

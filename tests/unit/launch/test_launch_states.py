@@ -54,7 +54,7 @@ def test_a_run_that_failed_and_waits_for_its_next_start_is_pending(plan: Plan) -
     paths, run_id = run_of(plan), next(iter(plan.runs))
     write_json(paths.job, {"started": 100.0, "ended": 110.0, "exit_code": 1, "pid": 1, "host": "x"})
     assert States(plan).look()[run_id].status == "failed"
-    write_json(plan.paths.launcher, {**me(), "started": time.time(), "run_ids": [run_id]})
+    write_json(plan.paths.launcher, {**me(), "key": "now", "run_ids": [run_id]})
     assert States(plan).look()[run_id].status == "pending"
 
 

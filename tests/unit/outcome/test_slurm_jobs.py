@@ -119,8 +119,8 @@ def started(folder: Path, **more: str | None) -> RunPaths:
 def test_a_job_is_asked_after_on_its_own_cluster(tmp_path, noted, here, status) -> None:
     paths = started(tmp_path, cluster=noted)
     said = {"17": Job(job_id="17", state="CANCELLED")}
-    found = join({"r": paths}, {}, lambda ids: {i: said[i] for i in ids}, here=lambda: here)
-    assert found.states["r"].status == status
+    states, _ = join({"r": paths}, (), lambda ids: {i: said[i] for i in ids}, here=lambda: here)
+    assert states["r"].status == status
 
 
 def test_slurms_answer_for_an_earlier_start_does_not_count(tmp_path: Path) -> None:
@@ -131,8 +131,8 @@ def test_slurms_answer_for_an_earlier_start_does_not_count(tmp_path: Path) -> No
         write_json(paths.job, {"launcher": "run.sh", "job_id": "18"})
         return {"17": Job(job_id="17", state="CANCELLED")}
 
-    found = join({"r": paths}, {}, ask)
-    assert found.states["r"].status == "running" and found.jobs == {}
+    states, jobs = join({"r": paths}, (), ask)
+    assert states["r"].status == "running" and jobs == {}
 
 
 def test_the_name_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:

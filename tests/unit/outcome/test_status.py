@@ -236,7 +236,7 @@ def test_the_verdict_follows_from_the_facts_alone() -> None:
 def test_what_no_attempt_wrote_to(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "s" / "r")
     assert run_state(paths).status == "missing"
-    assert judge(Facts(run_id="r"), ordered=100.0).status == "pending"
+    assert judge(Facts(run_id="r"), ordered=True).status == "pending"
     (paths.attempts / "0").mkdir(parents=True)  # the attempt is only claimed
     assert run_state(paths).status == "running"
     old(paths)

@@ -287,19 +287,19 @@ def _read_study(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
         # A run's records carry its id also after its folder was renamed.
         ids = {f.name: (read_json(f / "spec.json") or {}).get("run_id") for f in present}
         record_ids = {name: v for name, v in ids.items() if isinstance(v, str)}
-        folders, unplanned, ordered = {f.name: RunPaths(f) for f in present}, [], {}
+        folders, unplanned, ordered = {f.name: RunPaths(f) for f in present}, [], set()
     # States first: a run that ends in between is then running with all its records, not ok
     # without some.
-    joined = join(folders, ordered, slurm_jobs.ask)
-    counts = Counter(job.job_id for job in joined.jobs.values())
-    energy = {k: job.energy_j for k, job in joined.jobs.items() if counts[job.job_id] == 1}
+    states, jobs = join(folders, ordered, slurm_jobs.ask)
+    counts = Counter(job.job_id for job in jobs.values())
+    energy = {k: job.energy_j for k, job in jobs.items() if counts[job.job_id] == 1}
     runs = [
-        _Run(path, record_ids.get(name), specs[name], joined.states[name], energy.get(name))
+        _Run(path, record_ids.get(name), specs[name], states[name], energy.get(name))
         for name, path in folders.items()
     ]
     read = dict(zip(folders, map(_read, runs), strict=True))
     labels = series_labels({run_id: run["spec"] for run_id, run in read.items()})
-    for run_id, job in joined.jobs.items():
+    for run_id, job in jobs.items():
         read[run_id]["row"]["slurm_energy_j"] = job.energy_j
     for run_id, label in labels.items():
         read[run_id]["row"]["series"] = label
