@@ -86,7 +86,7 @@ def restart_words(max_restarts: int | None) -> list[str]:
 def leave_spec(study: StudyPaths, run_id: str, spec: PlannedRun) -> None:
     """Write spec.json in the run's folder, unless the program writes it itself or it is there."""
     paths = study.run(run_id)
-    if not spec.writes_spec and not paths.spec.exists():
+    if isinstance(spec, CommandSpec) and not paths.spec.exists():
         paths.folder.mkdir(parents=True, exist_ok=True)
         ids = {"v": 1, "study": study.folder.name, "run_id": run_id}
         write_json(paths.spec, {**ids, "spec": spec.to_dict()})

@@ -220,7 +220,7 @@ def manifest(
     env |= {"JOBKIT_DATA_DIR": f"{MOUNT}/jobkit-data", "JOBKIT_POD": "1"}
     env |= {"JOBKIT_ENERGY": energy} if energy else {}
     limits = {"memory": options.pod_memory}
-    if options.gpu_resource != "none" and spec.planned_device != "cpu":
+    if options.gpu_resource != "none" and spec.device != "cpu":
         limits[options.gpu_resource] = str(spec.ranks_per_node)
     limits |= dict(word.split("=", 1) for word in options.resource)
     cpus = {"cpu": options.pod_cpus} if options.pod_cpus else {}

@@ -28,6 +28,7 @@ from jobkit.outcome.state import RunState
 from jobkit.permissions import check_study, closed_to_others, next_folder
 from jobkit.spec.command import RUN_DIR, CommandSpec
 from jobkit.spec.dataset import check_source
+from jobkit.spec.runspec import RunSpec
 from jobkit.spec.study import Plan
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
         raise UsageError(f"{folder}: its path {what}; choose another folder with JOBKIT_LOGS")
     refuse_logs(plan.paths)
     notes = check_study(folder)
-    for data in {spec.data for spec in plan.runs.values() if spec.data is not None}:
+    for data in {spec.dataset for spec in plan.runs.values() if isinstance(spec, RunSpec)}:
         check_source(data)
     spec = next(iter(plan.runs.values()))
     try:
@@ -127,7 +128,7 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
             raise  # it names the pattern's file
         raise UsageError(f"study {plan.study.name}: [patterns]: {error}") from None
     site = find_site(request.site, ask)
-    if site is not None and {spec.planned_device for spec in plan.runs.values()} != {"cpu"}:
+    if site is not None and {spec.device for spec in plan.runs.values()} != {"cpu"}:
         site = replace(
             site,
             gpus_per_node=site.gpus_per_node or request.gpus_per_node or plan.study.gpus_per_node,
@@ -159,7 +160,8 @@ def _check_scripts(plan: Plan, site: Site | None) -> None:
     for spec in plan.runs.values():
         if isinstance(spec, CommandSpec) and (script := spec.script) and not Path(script).exists():
             raise UsageError(
-                f"{spec.program} {script}: no such file in {Path.cwd()}, in which the command runs"
+                f"{' '.join(spec.command[:2])}: no such file in {Path.cwd()}, in which the command "
+                "runs"
             )
 
 
@@ -180,7 +182,7 @@ def _check_here(prepared: Launch) -> None:
 def _check_slurm(prepared: Launch, site: Site, ask: bool) -> None:
     """Make the batches of a launch on Slurm, check them, and note what they may cost."""
     plan, request = prepared.plan, prepared.request
-    devices = {spec.planned_device for spec in plan.runs.values()}
+    devices = {spec.device for spec in plan.runs.values()}
     options = {**slurm.verbatim(site.sbatch), **request.options}
     if (
         devices != {"cpu"}

@@ -45,6 +45,8 @@ from jobkit.processes import (
     is_at_work,
     is_own,
 )
+from jobkit.spec.command import CommandSpec
+from jobkit.spec.runspec import RunSpec
 from jobkit.spec.study import Plan
 
 _MODULE = "jobkit.launch.local"
@@ -57,20 +59,20 @@ LIMIT_S = 120.0  # run.sh ends its ranks itself, within --shutdown-timeout
 
 def check(plan: Plan) -> None:
     """Raise UsageError for a plan that cannot run on this machine."""
-    packages = [package for spec in plan.runs.values() for package in spec.packages]
-    for package in dict.fromkeys(packages):
+    trainings = any(isinstance(spec, RunSpec) for spec in plan.runs.values())
+    for package in ("torch", "torchvision") if trainings else ():
         if importlib.util.find_spec(package) is None:
             raise UsageError(f"{entry.missing(package)}; runs on this machine need it")
     for spec in plan.runs.values():
-        if spec.program is not None and shutil.which(spec.program) is None:
-            hint = f": write python {spec.program}" if spec.program.endswith(".py") else ""
-            raise UsageError(f"no command '{spec.program}' on this machine{hint}")
+        if isinstance(spec, CommandSpec) and shutil.which(program := spec.command[0]) is None:
+            hint = f": write python {program}" if program.endswith(".py") else ""
+            raise UsageError(f"no command '{program}' on this machine{hint}")
         if spec.nodes > 1:
             raise UsageError(
                 f"{spec.nodes} nodes: this machine is one node; plan it with "
                 f"--gpus {spec.world_size}, or run it on a cluster with Slurm"
             )
-    sizes = [spec.world_size for spec in plan.runs.values() if spec.planned_device == "cuda"]
+    sizes = [spec.world_size for spec in plan.runs.values() if spec.device == "cuda"]
     if sizes and (gpus := count_gpus()) < max(sizes):
         raise UsageError(
             f"--device cuda: {max(sizes)} ranks need as many GPUs, and this machine shows {gpus} "
@@ -82,7 +84,7 @@ def warnings(plan: Plan) -> list[str]:
     """Return warnings about oversubscribed cores or GPUs."""
     largest = max(spec.world_size for spec in plan.runs.values())
     cores, gpus = len(os.sched_getaffinity(0)), count_gpus()
-    devices = {spec.planned_device for spec in plan.runs.values()}
+    devices = {spec.device for spec in plan.runs.values()}
     texts = []
     if 0 < gpus < largest and "auto" in devices:
         texts.append(
@@ -253,7 +255,7 @@ def start(plan: Plan, run_ids: Sequence[str], request: LaunchRequest) -> LocalRu
     for run_id in run_ids:
         spec = plan.runs[run_id]
         line = local_command(spec, paths.run(run_id).folder, restarts)
-        gpus = 0 if spec.planned_device == "cpu" else spec.world_size
+        gpus = 0 if spec.device == "cpu" else spec.world_size
         runs[run_id] = {"line": line, "gpus": None if spec.whole_node else gpus}
         leave_spec(paths, run_id, spec)
     parent = None if request.detach else os.getpid()

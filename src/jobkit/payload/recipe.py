@@ -26,6 +26,7 @@ _MIN_VARIANCE = 5e-4  # added to each, so that directions of noise are not made 
 _LOGIT_SCALE = 1 / 9
 _BIAS_RATE = 64.0  # factor on the rate of the normalisations' biases; divides their weight decay
 _WHITENING_EPOCHS = 3  # in which the whitening's bias is trained
+_LOOKAHEAD_EVERY = 5  # steps between moves of the weights to their slow average
 _LOOKAHEAD_DECAY = 0.95  # of the slow average, per step, at the end of the training
 
 
@@ -154,7 +155,7 @@ class Lookahead:
 
     def __init__(self, trainer: Any) -> None:
         """trainer: a train.Trainer."""
-        self._trainer, self._every = trainer, trainer.spec.lookahead_every
+        self._trainer = trainer
         trainer.optimizer.register_step_post_hook(self._after)
 
     @torch.no_grad()
@@ -164,8 +165,8 @@ class Lookahead:
                 if parameter.grad is not None and "slow" not in optimizer.state[parameter]:
                     optimizer.state[parameter]["slow"] = parameter.detach().clone()
         share = self._share_done()
-        if (self._trainer.progress.iteration + 1) % self._every == 0:
-            self._move(optimizer, _LOOKAHEAD_DECAY**self._every * share**3)
+        if (self._trainer.progress.iteration + 1) % _LOOKAHEAD_EVERY == 0:
+            self._move(optimizer, _LOOKAHEAD_DECAY**_LOOKAHEAD_EVERY * share**3)
         if share == 1:
             self._move(optimizer, 1.0)
 

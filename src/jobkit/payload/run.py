@@ -178,7 +178,7 @@ def build_trainer(
         report=report,
         classes=len(data.classes),
     )
-    if spec.lookahead_every:
+    if spec.speed_run:
         Lookahead(trainer)
     seed_rank(seed, place.rank, strategy.devices)
     return trainer

@@ -122,7 +122,7 @@ def footprint(spec: RunSpec, subject: Subject, devices: int = 1) -> Footprint:
 def _footprint(spec: RunSpec, parameters: int, gradients: int, **parts: Any) -> Footprint:
     """With the optimizer's state: SGD keeps one number for each momentum, Adam two."""
     copies = 2 if spec.optimizer != "sgd" else int(spec.momentum > 0)
-    optimizer = (copies + bool(spec.lookahead_every)) * gradients
+    optimizer = (copies + spec.speed_run) * gradients
     offloaded = parameters + gradients + optimizer if spec.fsdp_cpu_offload else 0
     return Footprint(
         label=label_of(spec),

@@ -8,7 +8,7 @@ remainder. Nothing else is evaluated. {{ and }} are braces.
 import ast
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
@@ -24,11 +24,15 @@ SCALINGS = ("strong", "weak")
 RUN_DIR = "{run_dir}"  # stands in a command for the run's own folder, known when it starts
 _MAX_SLUG = 60  # characters of the run_id before its hash
 _MAX_EXPRESSION = 200  # characters
-_MAX_NUMBER = 10**15
-_MAX_TEXT = 10_000  # characters of a parameter
 _PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
-_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
-_OPERATORS |= {ast.Div: operator.floordiv, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod}
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
 
 
 def fill(text: str, names: Mapping[str, Value]) -> str:
@@ -63,8 +67,6 @@ def resolve_all(values: Mapping[str, Any], names: Mapping[str, Value]) -> dict[s
             done[name] = resolve(waiting.pop(name), done)
         except UsageError as error:
             raise UsageError(f"parameter {name}: {error}") from None
-        if len(str(done[name])) > _MAX_TEXT:  # texts that double each other
-            raise UsageError(f"parameter {name}: longer than {_MAX_TEXT:,} characters")
     return {name: done[name] for name in values}
 
 
@@ -83,6 +85,8 @@ def _evaluate(text: str, names: Mapping[str, Value]) -> Value:
         return _number(tree.body, names)
     except UsageError as error:
         raise UsageError(f"{{{text}}}: {error}") from None
+    except ZeroDivisionError:
+        raise UsageError(f"{{{text}}}: divides by zero") from None
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise UsageError(
             f"{{{text[:_MAX_EXPRESSION]}}}: not arithmetic of names, whole numbers, + - * / // % "
@@ -93,28 +97,22 @@ def _evaluate(text: str, names: Mapping[str, Value]) -> Value:
 def _number(node: ast.expr, names: Mapping[str, Value]) -> int:
     """The value of a part of an expression. Raises UsageError; ValueError for no arithmetic."""
     if isinstance(node, ast.Constant) and type(node.value) is int:
-        result = node.value
-    elif isinstance(node, ast.Name) and node.id in names:
+        return node.value
+    if isinstance(node, ast.Name):
+        if node.id not in names:
+            known = nearest(node.id, names) or f" (known: {', '.join(names)})"
+            raise UsageError(f"unknown name '{node.id}'{known}; write {{{{ for a brace")
         if type(value := names[node.id]) is not int:
             raise UsageError(f"{node.id} is {value!r}, and arithmetic is of whole numbers")
-        result = value
-    elif isinstance(node, ast.Name):
-        known = nearest(node.id, names) or f" (known: {', '.join(names)})"
-        raise UsageError(f"unknown name '{node.id}'{known}; write {{{{ for a brace")
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
-        result = _number(node.operand, names) * (-1 if isinstance(node.op, ast.USub) else 1)
-    elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        left, right = _number(node.left, names), _number(node.right, names)
-        if right == 0 and isinstance(node.op, (ast.Div, ast.FloorDiv, ast.Mod)):
-            raise UsageError("divides by zero")
-        if isinstance(node.op, ast.Div) and left % right:
-            raise UsageError(f"{left} / {right} is not a whole number (// would round down)")
-        result = int(_OPERATORS[type(node.op)](left, right))
-    else:
+        return value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_number(node.operand, names)
+    if not isinstance(node, ast.BinOp) or type(node.op) not in _OPERATORS:
         raise ValueError
-    if abs(result) > _MAX_NUMBER:
-        raise UsageError("the number is too large")
-    return result
+    left, right = _number(node.left, names), _number(node.right, names)
+    if isinstance(node.op, ast.Div) and left % right:
+        raise UsageError(f"{left} / {right} is not a whole number (// would round down)")
+    return _OPERATORS[type(node.op)](left, right)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,9 +163,9 @@ class CommandSpec(PlannedRun):
     @property
     def slug(self) -> str:
         """The readable part of the run_id: the program, the size, and the parameters."""
-        size = f"n{self.nodes}-g{self.ranks_per_node}"
-        shown = [f"{k}{v}" for k, v in self.parameters.items()]
-        middle = re.sub(r"[^A-Za-z0-9._-]|\.\.+", "", "-".join([self.name, size, *shown]))
+        words = [self.name, f"n{self.nodes}-g{self.ranks_per_node}"]
+        words += [f"{k}{v}" for k, v in self.parameters.items()]
+        middle = re.sub(r"[^A-Za-z0-9._-]|\.\.+", "", "-".join(words))
         return f"{middle[:_MAX_SLUG].strip('-.')}-r{self.repeat}"
 
     def in_folder(self, folder: str) -> "CommandSpec":
@@ -178,8 +176,7 @@ class CommandSpec(PlannedRun):
         """run.sh's options of a command, and the command."""
         words = ["--launcher", self.launcher, "--stop-signal", self.stop_signal]
         words += ["--warmup-steps", str(self.warmup_steps), "--why", str(self.why)]
-        if self.unit:
-            words += ["--unit", self.unit]
+        words += ["--unit", self.unit] if self.unit else []
         if self.work_per_step is not None:
             words += ["--work-per-step", f"{self.work_per_step:.15g}"]
         return [*words, *([] if self.auto else ["--no-auto"]), "--", *self.command]
@@ -207,11 +204,6 @@ class CommandSpec(PlannedRun):
             return ""
         first = self.command[1]
         return first if first.endswith((".py", ".sh")) and RUN_DIR not in first else ""
-
-    @property
-    def program(self) -> str:
-        """The first word of the command."""
-        return self.command[0]
 
 
 def check_parameter(name: object, value: object) -> None:

@@ -3,7 +3,7 @@
 import argparse
 import contextlib
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import Field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,10 @@ from jobkit.errors import UsageError, nearest
 from jobkit.files import read_text
 from jobkit.paths import read_json
 from jobkit.spec.command import Value, used
-from jobkit.spec.runspec import SETTINGS, check_keys, overridden, plain_type
+from jobkit.spec.runspec import SETTINGS, TYPES, check_keys, overridden
 from jobkit.spec.settings import Settings
 from jobkit.spec.study import Study
 
-_MAX_YAML = 64 << 10  # bytes: its reader is slow, and a file by hand is short
 _BOOLS = {"true": True, "false": False}
 
 # By the ideas and with the hyperparameters of Keller Jordan, "94% on CIFAR-10 in 3.29 Seconds on a
@@ -75,12 +74,11 @@ def _add_option(group: Any, f: Field[Any]) -> None:
     kwargs: dict[str, Any] = {"dest": f.name, "default": argparse.SUPPRESS}
     if f.default is not None:
         text += f" (default {f.default})"
-    plain, _ = plain_type(f.name)
-    if plain is bool:
+    if TYPES[f.name] is bool:
         kwargs["action"] = argparse.BooleanOptionalAction
     else:
         metavar = "|".join(f.metadata["choices"]) if f.metadata["choices"] else None
-        kwargs["metavar"] = metavar or {int: "N", float: "X", str: "TEXT"}[plain]
+        kwargs["metavar"] = metavar or {int: "N", float: "X", str: "TEXT"}[TYPES[f.name]]
         kwargs["type"] = lambda word: _setting(f.name, word)
     group.add_argument("--" + f.name.replace("_", "-"), help=text, **kwargs)
 
@@ -99,13 +97,12 @@ def read_spec_file(path: Path) -> dict[str, Any]:
     """
     try:
         if path.suffix in (".yaml", ".yml"):
-            settings: Any = _read_yaml(path)
+            table = _read_yaml(path)
         else:
-            content = read_json(path, follow=True)
-            settings = (content or {}).get("spec", content)
-            if not isinstance(settings, dict):
-                raise UsageError("not the spec.json of a run")
-        table: dict[str, Any] = settings
+            table = read_json(path, follow=True) or {}
+            table = table.get("spec", table)
+        if not table or not isinstance(table, dict):
+            raise UsageError("not the spec.json of a run, or lines such as 'epochs: 3'")
         check_keys(table)
     except OSError as error:
         raise UsageError(f"--spec {path}: {error.strerror}") from None
@@ -114,26 +111,22 @@ def read_spec_file(path: Path) -> dict[str, Any]:
     return table
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
-    """The keys of a YAML file and their values: no lists, no tables."""
+def _read_yaml(path: Path) -> Any:
+    """What a YAML file holds; YAML 1.1 takes 1e-3 for text."""
     try:
         import yaml
+
+        table = yaml.safe_load(read_text(path))
     except ImportError:
         raise UsageError(
             'needs PyYAML: run "python -m pip install pyyaml", or write JSON'
         ) from None
-    try:
-        table = yaml.safe_load(read_text(path, _MAX_YAML))
     except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UsageError(f"not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(table, dict) or not all(isinstance(key, str) for key in table):
-        raise UsageError("must be lines such as 'epochs: 3'")
-    for key, value in table.items():
-        if isinstance(value, (list, dict, set)):
-            raise UsageError(f"{key}: must be one value, not a list or a table")
-        if isinstance(value, str) and key in SETTINGS and plain_type(key)[0] is float:
-            table[key] = _setting(key, value)  # YAML 1.1 takes 1e-3 for text
-    return table
+        raise UsageError(f"not valid YAML: {error}") from None
+    if not isinstance(table, dict):
+        return table
+    words = {k: v for k, v in table.items() if isinstance(v, str) and k in SETTINGS}
+    return table | {name: _setting(name, word) for name, word in words.items()}
 
 
 def add_grid_arguments(parser: argparse.ArgumentParser) -> None:
@@ -166,24 +159,21 @@ def with_words(
     swept as well. Raises UsageError for a text that is no assignment, a name that the study does
     not know, and whatever is said twice.
     """
-    if not (sweeps or parameters):
-        return study
     swept = _assignments("--sweep", sweeps, "V1,V2")
     single = _assignments("--parameter", parameters, "VALUE")
     if not study.command:
         return _with_settings(study, swept, single, given)
-    for name in single:
-        if name in swept:
-            raise UsageError(f"{name}: give --parameter or --sweep, not both")
+    if both := swept.keys() & single.keys():
+        raise UsageError(f"{min(both)}: give --parameter or --sweep, not both")
     known = study.placeholders().union(study.parameters, study.sweep)
     known |= set[str]().union(*map(used, [*swept.values(), *single.values()]))
     for name in (*swept, *single):
         if name not in known:
             hint = nearest(name, known)
             raise UsageError(f"parameter {name}: no {{{name}}} in the command{hint}")
-    values = {name: _plain(name, text) for name, text in single.items()}
+    values = {name: _plain(text) for name, text in single.items()}
     sweep = {k: v for k, v in study.sweep.items() if k not in single}
-    sweep |= {name: _values(name, text, _plain) for name, text in swept.items()}
+    sweep |= {name: tuple(map(_plain, _words(text))) for name, text in swept.items()}
     return replace(study, parameters={**study.parameters, **values}, sweep=sweep)
 
 
@@ -191,21 +181,16 @@ def _with_settings(
     study: Study, swept: Mapping[str, str], single: Mapping[str, str], given: Collection[str]
 ) -> Study:
     """A study of jobkit's own training, whose sweeps are of its settings."""
-    if single:
-        name = next(iter(single))
+    for name in single:
         raise UsageError(
             f"--parameter {name}: is of a command; a setting of the training has its own option"
         )
-    sweep: dict[str, Any] = {}
-    for word, text in swept.items():
-        name = word.replace("-", "_")
-        check_keys({name: text})
-        if name in sweep:
-            raise UsageError(f"--sweep {name}: given twice, also as {word}")
-        if name in given:
-            option = "--" + name.replace("_", "-")
-            raise UsageError(f"{name}: give {option} or --sweep, not both")
-        sweep[name] = _values(name, text, _setting)
+    texts = {name.replace("-", "_"): text for name, text in swept.items()}
+    check_keys(texts)
+    if both := texts.keys() & given:
+        option = min(both).replace("_", "-")
+        raise UsageError(f"{min(both)}: give --{option} or --sweep, not both")
+    sweep = {n: tuple(_setting(n, word) for word in _words(text)) for n, text in texts.items()}
     fixed = {k: v for k, v in overridden(study.settings, sweep).items() if k not in sweep}
     fixed |= {k: v for k, v in study.settings.items() if k in given}
     return replace(study, settings=fixed, sweep=overridden(study.sweep, sweep))
@@ -224,20 +209,12 @@ def _assignments(option: str, words: Sequence[str], what: str) -> dict[str, str]
     return assigned
 
 
-def _values(name: str, text: str, typed: Callable[[str, str], Value]) -> tuple[Value, ...]:
-    """The values between the commas, each once."""
-    words = [word.strip() for word in text.split(",")]
-    if not all(words):
-        raise UsageError(f"--sweep {name}={text}: has an empty value")
-    values: list[Value] = []
-    for word in words:
-        if (value := typed(name, word)) in values:
-            raise UsageError(f"--sweep {name}={text}: has {word} twice")
-        values.append(value)
-    return tuple(values)
+def _words(text: str) -> list[str]:
+    """What stands between the commas."""
+    return [word.strip() for word in text.split(",")]
 
 
-def _plain(_name: str, text: str) -> Value:
+def _plain(text: str) -> Value:
     """A value as TOML has it: a number, true or false, else a string."""
     if text in _BOOLS:
         return _BOOLS[text]
@@ -250,8 +227,7 @@ def _plain(_name: str, text: str) -> Value:
 
 def _setting(name: str, text: str) -> Value:
     """A word as the type of its setting where it has that form; RunSpec says what it must be."""
-    plain, _ = plain_type(name)
     with contextlib.suppress(KeyError, ValueError):
-        value: Value = _BOOLS[text] if plain is bool else plain(text)
+        value: Value = _BOOLS[text] if TYPES[name] is bool else TYPES[name](text)
         return value
     return text

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
@@ -35,9 +35,6 @@ class PlannedRun:
     """One planned run of a program at a size: a frozen dataclass, checked when it is made."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-    # Packages that the Python of jobkit needs, to start it on this machine.
-    packages: ClassVar[tuple[str, ...]] = ()
-    writes_spec: ClassVar[bool] = False  # the program leaves spec.json in its folder
     # Settings that the program decides by its device where they have these values.
     left_to_device: ClassVar[Mapping[str, Any]] = {}
 
@@ -50,10 +47,7 @@ class PlannedRun:
     @classmethod
     def from_dict(cls: type[Run], values: Mapping[str, Any]) -> Run:
         """Make a spec; raise UsageError that names the nearest right key for an unknown one."""
-        known = cls.__dataclass_fields__
-        for key in values:
-            if key not in known:
-                raise UsageError(f"unknown setting '{key}'{nearest(str(key), known)}")
+        check_keys(values, cls.__dataclass_fields__)
         return cls(**values)
 
     @property
@@ -106,7 +100,7 @@ class PlannedRun:
         return {}
 
     @property
-    def planned_device(self) -> str | None:
+    def device(self) -> str | None:
         """'cuda', 'cpu' or 'auto'; None: the program decides."""
         return None
 
@@ -116,19 +110,9 @@ class PlannedRun:
         return None
 
     @property
-    def data(self) -> str | None:
-        """The data set, if it is known before the start."""
-        return None
-
-    @property
     def whole_node(self) -> bool:
         """Whether one rank uses every GPU of its node."""
         return False
-
-    @property
-    def program(self) -> str | None:
-        """The command that must be on the machine; None: jobkit has it."""
-        return None
 
 
 def _default(f: Field[Any]) -> Any:
@@ -209,8 +193,6 @@ class RunSpec(Settings, PlannedRun):
         if self.steps_batch_size < self.accumulate:
             raise UsageError(f"--accumulate {self.accumulate} is more than the samples in a step")
 
-    packages: ClassVar[tuple[str, ...]] = ("torch", "torchvision")
-    writes_spec: ClassVar[bool] = True
     left_to_device: ClassVar[Mapping[str, Any]] = {"precision": "auto", "fp32": "auto"}
 
     @property
@@ -219,16 +201,6 @@ class RunSpec(Settings, PlannedRun):
         if self.batch_size_per_rank is not None:
             return self.batch_size_per_rank * self.world_size
         return self.global_batch_size or DEFAULT_GLOBAL_BATCH_SIZE
-
-    @property
-    def label_smoothing(self) -> float:
-        """The part of each training label that is spread over all classes."""
-        return 0.2 if self.speed_run else 0.0
-
-    @property
-    def lookahead_every(self) -> int:
-        """Steps between moves of the weights to their slow average; 0: none."""
-        return 5 if self.speed_run else 0
 
     @property
     def low_precision(self) -> bool:
@@ -244,16 +216,12 @@ class RunSpec(Settings, PlannedRun):
     def slug(self) -> str:
         weak = self.scaling == "weak"
         batch = f"pb{self.batch_size_per_rank}" if weak else f"b{self.steps_batch_size}"
-        parts = [self.strategy, f"n{self.nodes}", f"g{self.ranks_per_node}", batch]
-        return "-".join([*parts, self.precision, f"r{self.repeat}"])
+        size = f"n{self.nodes}-g{self.ranks_per_node}"
+        return f"{self.strategy}-{size}-{batch}-{self.precision}-r{self.repeat}"
 
     @property
     def whole_node(self) -> bool:
         return FACTS[self.strategy].whole_node and self.device != "cpu"
-
-    @property
-    def planned_device(self) -> str:
-        return self.device
 
     @property
     def planned_epochs(self) -> int | None:
@@ -277,8 +245,6 @@ class RunSpec(Settings, PlannedRun):
 
     def differing(self, recorded: PlannedRun) -> dict[str, tuple[Any, Any]]:
         """The settings of its identity that a run recorded otherwise; the size's come first."""
-        if vars(self) == vars(recorded):
-            return {}  # as nearly always
         first = ("strategy", "nodes", "ranks_per_node")
         names = (*first, *sorted(OF_IDENTITY - {*first}))
         pairs = {n: (getattr(recorded, n, None), getattr(self, n)) for n in names}
@@ -286,14 +252,9 @@ class RunSpec(Settings, PlannedRun):
 
     def comparable(self) -> dict[str, Any]:
         """The settings but those of the size, with the batch that stays as the size grows."""
-        key = {k: v for k, v in vars(self).items() if k not in _NOT_COMPARED}
-        if self.scaling == "weak":
-            return {**key, "scaling": "weak", "batch_size_per_rank": self.batch_size_per_rank}
-        return {**key, "scaling": "strong", "global_batch_size": self.steps_batch_size}
-
-    @property
-    def data(self) -> str:
-        return self.dataset
+        name = "global_batch_size" if self.scaling == "strong" else "batch_size_per_rank"
+        batch = {"scaling": self.scaling, name: self.columns()[name]}
+        return {k: v for k, v in vars(self).items() if k not in _NOT_COMPARED} | batch
 
     def arguments(self) -> list[str]:
         """The payload's arguments for this spec: the strategy, and what differs from defaults."""
@@ -311,13 +272,9 @@ class RunSpec(Settings, PlannedRun):
 
 _META: dict[str, Mapping[str, Any]] = {f.name: f.metadata for f in fields(RunSpec)}
 OF_IDENTITY = frozenset(name for name, meta in _META.items() if meta["identity"])
-_HINTS = typing.get_type_hints(RunSpec)
 SETTINGS: tuple[str, ...] = tuple(_META)
-
-
-def plain_type(name: str) -> tuple[type, bool]:
-    """The type of a setting and whether it may be left out (None)."""
-    return rules.plain_type(_HINTS[name])
+# The type of each setting, of one that may be left out (None) without that.
+TYPES = {n: rules.plain_type(hint)[0] for n, hint in typing.get_type_hints(RunSpec).items()}
 
 
 def overridden(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -326,8 +283,8 @@ def overridden(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[st
     return {**{k: v for k, v in values.items() if k not in replaced}, **changes}
 
 
-def check_keys(values: Mapping[str, Any]) -> None:
+def check_keys(values: Iterable[str], known: Iterable[str] = SETTINGS) -> None:
     """Raise UsageError for a key that is no setting, naming the nearest right one."""
     for key in values:
-        if key not in _META:
-            raise UsageError(f"unknown setting '{key}'{nearest(str(key), SETTINGS)}")
+        if key not in known:
+            raise UsageError(f"unknown setting '{key}'{nearest(str(key), known)}")

@@ -72,42 +72,29 @@ def plain_type(hint: Any) -> tuple[Any, bool]:
 def check(name: str, hint: Any, meta: Mapping[str, Any], value: Any) -> Any:
     """Return the value as the field's type; raise UsageError that says what it may be."""
     plain, optional = plain_type(hint)
+    origin, inner = typing.get_origin(plain), typing.get_args(plain)
     if (value is None and optional) or plain is Any:
         return value
-    origin, inner = typing.get_origin(plain), typing.get_args(plain)
     if origin is Mapping and isinstance(value, Mapping):
         return {k: check(f"{name} {k}", inner[1], meta, v) for k, v in value.items()}
-    if (
-        origin is tuple
-        and isinstance(value, (list, tuple))
-        and len(value) >= (meta.get("low") or 0)
-    ):
-        kinds = typing.get_args(inner[0]) or (inner[0],)
-        if inner[0] is Any or all(type(item) in kinds for item in value):
-            text = {"multiline": meta.get("multiline")}
-            return tuple(_single(name, type(item), type(item), text, item) for item in value)
-    if origin is None:
-        return _single(name, plain, hint, meta, value)
-    raise _wrong(name, hint, meta, value)
-
-
-def _wrong(name: str, hint: Any, meta: Mapping[str, Any], value: Any) -> UsageError:
-    return UsageError(f"{name} = {value!r}: must be {describe(hint, meta)}")
-
-
-def _single(name: str, plain: Any, hint: Any, meta: Mapping[str, Any], value: Any) -> Any:
-    """Check a value that is no list and no table."""
-    if plain is float and type(value) is int and abs(value) <= sys.float_info.max:
-        value = float(value)
-    if type(value) is not plain or (plain is float and not math.isfinite(value)):
-        raise _wrong(name, hint, meta, value)
+    low, high = meta.get("low"), meta.get("high")
+    if origin is tuple:
+        kinds = typing.get_args(inner[0]) or inner
+        fits = isinstance(value, (list, tuple)) and len(value) >= (low or 0)
+        fits = fits and (Any in kinds or all(type(item) in kinds for item in value))
+        value = tuple(value) if fits else value
+    else:
+        if plain is float and type(value) is int and abs(value) <= sys.float_info.max:
+            value = float(value)
+        fits = type(value) is plain and not (plain is float and not math.isfinite(value))
+        fits = fits and (low is None or low <= value) and (high is None or value <= high)
+    if not fits:
+        raise UsageError(f"{name} = {value!r}: must be {describe(hint, meta)}")
     if meta.get("choices"):
         one_of(name.replace("_", " "), value, meta["choices"])
-    low, high = meta.get("low"), meta.get("high")
-    if (low is not None and value < low) or (high is not None and value > high):
-        raise _wrong(name, hint, meta, value)
-    if plain is str and has_control(value, multiline=bool(meta.get("multiline"))):
-        raise UsageError(f"{name} = {value!r}: has a control character")
+    for text in value if origin is tuple else [value]:
+        if isinstance(text, str) and has_control(text, multiline=bool(meta.get("multiline"))):
+            raise UsageError(f"{name} = {text!r}: has a control character")
     return value
 
 

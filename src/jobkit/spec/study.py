@@ -26,7 +26,6 @@ or of any other program, by its command, in which {names} are replaced (see comm
 
 import itertools
 import json
-import math
 import random
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -43,7 +42,7 @@ from jobkit.paths import (
     find_named,
     logs_root,
     read_json,
-    write_whole,
+    write_json,
 )
 from jobkit.permissions import closed_to_others
 from jobkit.spec.command import (
@@ -73,8 +72,7 @@ from jobkit.spec.strategies import owners
 
 STUDIES = REPOSITORY / "hpc" / "studies"
 PLAN_VERSION = 1
-SIZE_NAMES = ("ranks", "nodes", "ranks_per_node", "repeat")
-_MAX_RUNS = 100_000  # of a study: more are a mistake, and would fill the memory first
+_SIZE_NAMES = ("ranks", "nodes", "ranks_per_node", "repeat")
 _MAX_PLAN = 32 << 20  # bytes of a plan.json
 _SET_BY_THE_GRID = ("strategy", "nodes", "ranks_per_node", "repeat")
 _DEFAULT_STRATEGIES = ("ddp", "fsdp")
@@ -132,23 +130,21 @@ class Study:
         if self.strategies not in ((), _DEFAULT_STRATEGIES):
             raise UsageError("strategies are of jobkit's own training, not of a command")
         object.__setattr__(self, "strategies", ())
-        if self.settings:
-            name = next(iter(self.settings)).replace("_", "-")
+        for name in self.settings:
             raise UsageError(
-                f"--{name} is a setting of jobkit's own training: a command has its options in its "
-                "own words, and its values in [parameters]"
+                f"--{name.replace('_', '-')} is a setting of jobkit's own training: a command has "
+                "its options in its own words, and its values in [parameters]"
             )
         if self.patterns and self.pattern:
             raise UsageError("give pattern or [patterns], not both")
         for name, value in [*self.parameters.items(), *self._swept()]:
             check_parameter(name, value)
-            if name in (*SIZE_NAMES, "run_dir"):
+            if name in (*_SIZE_NAMES, "run_dir"):
                 raise UsageError(f"parameter {name}: this name is the size's; choose another")
         for key in self.work:
-            if key not in _WORK:
-                raise UsageError(f"work: unknown key '{key}'{nearest(str(key), _WORK)}")
-        if (scaling := self.work.get("scaling")) is not None:
-            one_of("scaling", scaling, SCALINGS)
+            one_of("key of work", key, _WORK)
+        if "scaling" in self.work:
+            one_of("scaling", self.work["scaling"], SCALINGS)
         if "per_step" in self.work and not self.work.get("unit"):
             raise UsageError(
                 'work: per_step needs its unit: --unit images, or unit = "images" in the study'
@@ -156,20 +152,18 @@ class Study:
 
     def _check_training(self) -> None:
         for key in _OF_COMMANDS:
-            field = self.__dataclass_fields__[key]
-            if getattr(self, key) not in (field.default, {}):
+            if getattr(self, key) not in (self.__dataclass_fields__[key].default, {}):
                 raise UsageError(f"'{key}' is of a study of a command: give command = [...]")
         if not self.strategies:
             raise UsageError("strategies = []: must be a list of strings, 1 or more")
         for strategy in self.strategies:
             one_of("strategy", strategy, STRATEGIES)
-        for table in (self.settings, self.sweep):
-            check_keys(table)
-            for key in _SET_BY_THE_GRID:
-                if key in table:
-                    raise UsageError(
-                        f"'{key}' is not a setting of a study: use strategies, gpus, repeats"
-                    )
+        for key in (*self.settings, *self.sweep):
+            check_keys([key])
+            if key in _SET_BY_THE_GRID:
+                raise UsageError(
+                    f"'{key}' is not a setting of a study: use strategies, gpus, repeats"
+                )
 
     @classmethod
     def load(cls, source: str | Path, **overrides: Any) -> "Study":
@@ -178,23 +172,18 @@ class Study:
         Overrides replace a study's field of that name, or else a setting of the training.
         Raises UsageError for a missing or invalid file, or an unknown key.
         """
-        known = tuple(cls.__dataclass_fields__)
-        values = read_toml(find_named("study", source, STUDIES))
+        path = find_named("study", source, STUDIES)
+        values, known = read_toml(path), cls.__dataclass_fields__
         if "command" in overrides and "command" not in values:
             raise UsageError(
                 f"{source} is a study of jobkit's own training: for a command leave out --study"
             )
         try:
-            for key in values:
-                if key not in known and key in SETTINGS:
-                    raise UsageError(
-                        f"'{key}' is a setting of the training: write it under [settings]"
-                    )
-                if key not in known:
+            for key in (key for key in values if key not in known):
+                if key not in SETTINGS:
                     raise UsageError(f"unknown key '{key}'{nearest(key, (*known, *SETTINGS))}")
-            if values.get("command") == []:
-                raise UsageError("command = []: its first word is the program")
-            values["name"] = overrides.pop("name", values.get("name", Path(source).stem))
+                raise UsageError(f"'{key}' is a setting of the training: write it under [settings]")
+            values["name"] = overrides.pop("name", values.get("name", path.stem))
             return cls(**values).changed(**overrides)
         except UsageError as error:
             raise UsageError(f"{source}: {error}") from None
@@ -227,15 +216,8 @@ class Study:
 
     def expand(self) -> "Plan":
         """Make the plan: every run of the grid once, in an order shuffled by the seed."""
-        lengths = [len(self.strategies) or 1, len(self.gpus), self.repeats]
-        if (count := math.prod([*lengths, *map(len, self.sweep.values())])) > _MAX_RUNS:
-            raise UsageError(f"study {self.name}: {count:,} runs, more than {_MAX_RUNS:,}")
         notes: list[str] = []
-        self.sizes()  # whose errors need no study's name
-        try:
-            specs = list(self._commands() if self.command else self._trainings(notes))
-        except UsageError as error:
-            raise UsageError(f"study {self.name}: {error}") from None
+        specs = self._commands() if self.command else self._trainings(notes)
         runs = {spec.run_id: spec for spec in specs}
         if not runs:
             raise UsageError("the study has no run: single and dp need a size of 1")
@@ -251,7 +233,7 @@ class Study:
     def _swept(self) -> Iterator[tuple[str, Any]]:
         return ((name, value) for name, values in self.sweep.items() for value in values)
 
-    def _trainings(self, notes: list[str]) -> Iterator[RunSpec]:
+    def _trainings(self, notes: list[str]) -> Iterator[PlannedRun]:
         """Each run of jobkit's own training; what is not planned is noted."""
         points = self._points()
         for strategy, (nodes, ranks) in itertools.product(self.strategies, self.sizes()):
@@ -264,20 +246,16 @@ class Study:
                 shape = {"strategy": strategy, "nodes": nodes, "ranks_per_node": ranks}
                 yield RunSpec(**{**self.settings, **swept, **shape, "repeat": repeat})
 
-    def _commands(self) -> Iterator[CommandSpec]:
+    def _commands(self) -> Iterator[PlannedRun]:
         """Each run of a command. Raises UsageError where per_step contradicts scaling."""
         known = self.placeholders()
-        for name, values in self.sweep.items():
+        for name in self.sweep:
             if name not in known:
                 hint = nearest(name, known)
                 raise UsageError(f"sweep {name}: no {{{name}}} in the command{hint}")
-            if len({*map(str, values)}) < len(values):  # a command has 1 and "1" alike
-                twice = next(v for i, v in enumerate(values) if str(v) in map(str, values[:i]))
-                raise UsageError(f"sweep {name}: has {twice!r} twice")
         for point in self._points():
             parameters = {**self.parameters, **point}
-            series = [self._run(parameters, size) for size in self.sizes()]
-            scaling = self._scaling(series)
+            scaling = self._scaling([self._run(parameters, size) for size in self.sizes()])
             for size, repeat in itertools.product(self.sizes(), range(self.repeats)):
                 yield self._run(parameters, size, repeat, scaling)
 
@@ -297,10 +275,10 @@ class Study:
         nodes, per_node = size
         names: dict[str, Value] = {"ranks": nodes * per_node, "nodes": nodes}
         names |= {"ranks_per_node": per_node, "repeat": repeat, "run_dir": RUN_DIR}
-        by_size = {n: v for n, v in parameters.items() if _follows_size(n, parameters)}
         try:
             values = resolve_all(parameters, names)
             names |= values
+            by_size = [name for name in parameters if _follows_size(name, parameters)]
             return CommandSpec(
                 **{name: getattr(self, name) for name in _SHARED},
                 command=tuple(fill(word, names) for word in self.command),
@@ -309,7 +287,7 @@ class Study:
                 repeat=repeat,
                 parameters=values,
                 by_size=tuple(by_size),
-                template=(*self.command, *(f"{name}={value}" for name, value in by_size.items())),
+                template=(*self.command, *(f"{name}={parameters[name]}" for name in by_size)),
                 unit=self.work.get("unit"),
                 work_per_step=_work_per_step(self.work.get("per_step"), names),
                 scaling=scaling,
@@ -326,15 +304,16 @@ class Study:
         if len(work) < 2:
             return stated
         (first, least), *others = work.items()
-        strong = all(w == least for _, w in others)
-        weak = all(w * first == least * ranks for ranks, w in others)
-        if stated and not (strong if stated == "strong" else weak):
+        seen = "strong" if all(w == least for _, w in others) else None
+        if all(w * first == least * ranks for ranks, w in others):
+            seen = "weak"
+        if stated and stated != seen:
             values = ", ".join(f"{w:g} at {n} ranks" for n, w in work.items())
             wanted = "the same at each size" if stated == "strong" else "in proportion to the ranks"
             raise UsageError(
                 f"work: scaling is {stated}, so per_step must be {wanted}; it is {values}"
             )
-        return stated or ("strong" if strong else "weak" if weak else None)
+        return seen
 
     def to_dict(self) -> dict[str, Any]:
         """The fields of its kind, as JSON takes them."""
@@ -345,9 +324,8 @@ class Study:
 def size_of(gpus: int | str, per_node: int | None) -> tuple[int, int]:
     """A size as (nodes, ranks per node): 8 on nodes of 4 is (2, 4); "2x3" is (2, 3)."""
     text = str(gpus)
-    if match := re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,5})", text):
-        return int(match[1]), int(match[2])
-    if not re.fullmatch(r"[1-9]\d{0,6}", text):
+    match = re.fullmatch(r"(?:([1-9]\d{0,5})x)?([1-9]\d{0,6})", text)
+    if not match:
         hint = ""
         if re.fullmatch(r"\d+([,-]\d+)+,?", text):
             hint = f"; separate sizes by spaces: --gpus {' '.join(re.findall('[0-9]+', text))}"
@@ -356,9 +334,9 @@ def size_of(gpus: int | str, per_node: int | None) -> tuple[int, int]:
         raise UsageError(
             f"gpus {gpus!r}: must be a whole number, 1 or more, or NODESxRANKS as 2x4{hint}"
         )
-    ranks = int(text)
-    if per_node is None or ranks <= per_node:
-        return 1, ranks
+    ranks = int(match[2])
+    if match[1] or per_node is None or ranks <= per_node:
+        return int(match[1] or 1), ranks
     if ranks % per_node:
         raise UsageError(f"gpus {gpus}: does not fill nodes of {per_node}; say NODESxRANKS, as 2x3")
     return ranks // per_node, per_node
@@ -377,11 +355,8 @@ def _work_per_step(stated: Any, names: Mapping[str, Value]) -> float | None:
 
 def _follows_size(name: str, parameters: Mapping[str, Any]) -> bool:
     """Whether a parameter's value follows from the size, maybe by way of another parameter."""
-    seen, waiting = set[str](), {name}
-    while waiting:
-        seen |= waiting
-        waiting = {n for other in waiting for n in used(parameters.get(other))} - seen
-    return bool(seen & set(SIZE_NAMES) - {name})
+    names = used(parameters.get(name))
+    return any(n in _SIZE_NAMES or _follows_size(n, parameters) for n in names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -404,7 +379,7 @@ class Plan:
         runs = [{"run_id": k, "spec": s.to_dict()} for k, s in {**before, **self.runs}.items()]
         content = {"v": PLAN_VERSION, "study": self.study.to_dict(), "notes": self.notes}
         self.paths.folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self.paths.plan, json.dumps({**content, "runs": runs}, indent=1) + "\n")
+        write_json(self.paths.plan, {**content, "runs": runs})
 
     @classmethod
     def read(cls, path: Path) -> "Plan":
@@ -444,12 +419,13 @@ def find_study(source: str | Path | None = None, *, planned: bool = False) -> Pa
             raise UsageError(_unknown(text, folder))
     except OSError as error:  # too long for a name
         raise UsageError(f"no study {text!r}: {error.strerror}") from None
-    if not any(is_there(folder / name) for name in _FILES):
-        if is_run(folder):
-            parent = folder.absolute().parent
-            raise UsageError(f"{text} is the folder of one run: name its study, {parent}")
-        if not run_folders(folder):
-            raise UsageError(f"{text} has no plan.json and no run: it is not a study")
+    if any(is_there(folder / name) for name in _FILES):
+        return folder
+    if is_run(folder):
+        parent = folder.absolute().parent
+        raise UsageError(f"{text} is the folder of one run: name its study, {parent}")
+    if not run_folders(folder):
+        raise UsageError(f"{text} has no plan.json and no run: it is not a study")
     return folder
 
 
@@ -481,18 +457,12 @@ def read_run_spec(folder: Path) -> PlannedRun | None:
 
 
 def _newest(planned: bool) -> Path:
-    plans = []
-    for path in _plans():
-        if path.name == "plan.json" or not planned:
-            try:
-                plans.append((path.stat().st_mtime, path))
-            except OSError:  # the study was just removed
-                continue
+    plans = [path for path in _plans() if path.name == "plan.json" or not planned]
     if not plans:
         single = logs_root() / "single"
         hint = f"; single runs are in {single}: name that" if single.is_dir() else ""
         raise UsageError(f"no study in {logs_root()}: start one with run_benchmarks.py{hint}")
-    return max(plans)[1].parent
+    return max(plans, key=lambda path: path.stat().st_mtime).parent
 
 
 def _plans() -> list[Path]:

@@ -109,13 +109,8 @@ BAD = [
     ({"parameters": {"a-b": 2}}, "letters, digits and _"),
     ({"parameters": {"a": [1]}}, "must be a number, a string"),
     ({"work": {"unit": "tokens", "per_step": 1, "scaling": "weak"}}, "in proportion to the ranks"),
-    (
-        {"work": {"unit": "t", "per_step": "{ranks * 4}", "scaling": "strong"}},
-        "must be the same at each size; it is 4 at 1 ranks, 8 at 2 ranks, 32 at 8 ranks",
-    ),
     ({"work": {"per_step": 1}}, "needs its unit: --unit images, or unit ="),
     ({"work": {"unit": "t", "per_step": "{ranks - 9}"}}, "must be a number above 0"),
-    ({"work": {"unit": "t", "per_step": "many"}}, "must be a number above 0"),
     ({"work": {"units": "t"}}, "did you mean 'unit'"),
     ({"work": {"scaling": "week"}}, "did you mean 'weak'"),
     ({"work": {"unit": 3}}, "unit = 3"),
@@ -126,7 +121,6 @@ BAD = [
     ({"command": ("python", "a\0b")}, "control character"),
     ({"command": ("python", "{nods}"), "parameters": {}, "sweep": {}}, "did you mean 'nodes'"),
     ({"sweep": {"bach": (6, 12)}}, "no {bach} in the command; did you mean 'batch'"),
-    ({"sweep": {"batch": (6, "6")}}, "sweep batch: has '6' twice"),
 ]
 
 
@@ -136,15 +130,11 @@ def test_a_parameter_named_as_a_column_of_another_meaning_has_a_column_of_its_ow
     assert not {"status", "n_layer"} & spec.columns().keys()
 
 
-def test_what_cannot_be_planned_is_said(tmp_path: Path) -> None:
+def test_what_cannot_be_planned_is_said() -> None:
     for changes, said in BAD:
         with pytest.raises(UsageError) as raised:
             nano(**changes).expand()
         assert said in str(raised.value)
-    file = tmp_path / "s.toml"
-    file.write_text('name = "s"\ncommand = []\ngpus = [1]\n')
-    with pytest.raises(UsageError, match=r"command = \[\]: its first word is the program"):
-        Study.load(file)
     # A study of the training takes no key of a command.
     keys = {"launcher": "once", "parameters": {"a": 1}, "work": {"unit": "x"}, "auto": False}
     for key, value in keys.items():

@@ -46,7 +46,7 @@ class Strategy:
         self.owns_loss = True  # this rank's losses and answers are its own, not another's again
         self.accepts_empty_batch = False  # the model runs on a batch of no samples
         self.dtype = DTYPES.get(spec.precision, torch.float32)  # "auto" is decided before
-        self.label_smoothing = spec.label_smoothing
+        self.label_smoothing = 0.2 if spec.speed_run else 0.0
         self.scaler = torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16")
         self.model: nn.Module = nn.Identity()
         self.parameter_count = 0  # of the whole model, whatever this rank holds of it
