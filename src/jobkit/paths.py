@@ -200,12 +200,14 @@ def write_json(path: Path, content: object) -> None:
     write_whole(path, json.dumps(content, indent=1) + "\n")
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file atomically: under a temporary name, then renamed."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         with beside.open("xb") as file:
-            file.write(text.encode(errors="backslashreplace"))  # of others' half characters
+            if isinstance(content, str):
+                content = content.encode(errors="backslashreplace")  # of others' half characters
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)

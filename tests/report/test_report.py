@@ -22,6 +22,7 @@ from jobkit.analysis.report.tables import proposal_table
 from jobkit.analysis.tables.text import TextTable
 from jobkit.spec.study import Study
 from support import fake_study
+from support.codes import code_of
 from support.fake_study import FakeRun, logs, make_plan, whole_study
 
 EVIL = "<script>alert(1)</script> & \"x\" 'y' <img src=http://example.com/a.png>"
@@ -69,7 +70,7 @@ def test_every_run_figure_and_verdict_is_there_safe_and_the_same_again(
             run.train(0, 1, 2).end()
     results = collect("s")
     found = forecasts(results, (8, 16))
-    paths = draw(results, found).paths
+    paths = draw(results, found)
     write_report(results, paths, found)
     html = results.paths.report.read_text()
     page = Page(html)
@@ -101,24 +102,7 @@ def test_every_run_figure_and_verdict_is_there_safe_and_the_same_again(
 
 
 def test_the_study_file_in_it_plans_the_same_runs(tmp_path: Path) -> None:
-    plan = whole_study(
-        strategies=("ddp",), gpus=(1, "2x2"), repeats=2, sweep={"precision": ("fp32", "bf16")}
-    )
-    results = collect("s")
-    text = re.search(r"toml:</p>\s*<pre>(.*?)</pre>", report(results), re.S)
-    assert text is not None
-    file = tmp_path / "again.toml"
-    file.write_text("".join(Page(text[1]).words))
-    assert Study.load(file).expand().runs == plan.runs
-    assert commands(results, ["--forecast", "8"]).splitlines() == [
-        "python run_benchmarks.py --study s.toml",
-        "python collect_results.py s",
-        "python plot_results.py s --forecast 8",
-    ]
-
-
-def test_the_study_file_has_every_value_in_tomls_words(tmp_path: Path) -> None:
-    """Also an empty string, and a number that is not finite."""
+    """It has every value in TOML's words, also an empty string and a number that is not finite."""
     study = Study(
         name="s",
         command=("train.py", "{tag}", "{lr}", ""),
@@ -127,12 +111,20 @@ def test_the_study_file_has_every_value_in_tomls_words(tmp_path: Path) -> None:
         sweep={"lr": (1e-5, 0.5)},
     )
     study.expand().save()
+    text = re.search(r"toml:</p>\s*<pre>(.*?)</pre>", report(collect("s")), re.S)
+    assert text is not None
     file = tmp_path / "again.toml"
-    file.write_text(study_file(collect("s")))
+    file.write_text("".join(Page(text[1]).words))
     assert Study.load(file) == study
     # Runs that another call planned under this name are not of this file.
     replace(study, command=("train.py", "{tag}", "{lr}", "more")).expand().save()
-    assert study_file(collect("s")).startswith("# Without 4 of the 8 runs, ")
+    results = collect("s")
+    assert study_file(results).startswith("# Without 4 of the 8 runs, ")
+    assert commands(results, ["--work", "90 epochs"]).splitlines() == [
+        "python run_benchmarks.py --study s.toml",
+        "python collect_results.py s",
+        "python plot_results.py s --work '90 epochs'",
+    ]
 
 
 def test_a_forecast_is_marked_wherever_it_stands(capsys, monkeypatch) -> None:
@@ -152,7 +144,7 @@ def test_a_forecast_is_marked_wherever_it_stands(capsys, monkeypatch) -> None:
     assert widths[1] > widths[0]
     html = (folder / "report.html").read_text()
     assert "Forecast: not measured" in html
-    assert "plot_results.py s --min-efficiency 0.6 --forecast 8 16" in html
+    assert "plot_results.py s --forecast 8 16 4096 --min-efficiency 0.6" in html
     assert (folder / "figures" / "forecast.png").exists()
     # Without one, nothing of the old one is left.
     assert plot_main(["s"]) == 0
@@ -162,14 +154,15 @@ def test_a_forecast_is_marked_wherever_it_stands(capsys, monkeypatch) -> None:
 
 
 def test_a_forecast_from_too_few_sizes_or_of_a_measured_one_is_refused(capsys) -> None:
-    whole_study("two", strategies=("ddp",), gpus=(1, 2), repeats=3)
-    assert plot_main(["two", "--forecast", "16"]) == 2
-    assert "3 different sizes are needed for a fit (measured: 1, 2)" in capsys.readouterr().err
+    whole_study("two", strategies=("ddp",), gpus=(1, 2))
     whole_study("three", strategies=("ddp",), gpus=(1, 2, 4))
-    assert plot_main(["three", "--forecast", "3"]) == 2
-    assert "measured up to 4" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="2"):
-        plot_main(["three", "--forecast", "0"])
+    for study, size, text in (
+        ("two", "16", "3 different sizes are needed for a fit (measured: 1, 2)"),
+        ("three", "3", "measured up to 4"),
+        ("three", "0", "'0': must be a whole number"),
+    ):
+        assert code_of(plot_main, [study, "--forecast", size]) == 2
+        assert text in capsys.readouterr().err
 
 
 def test_an_outlier_bends_no_forecast_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,17 +180,13 @@ def test_an_outlier_bends_no_forecast_and_that_is_said(monkeypatch: pytest.Monke
     assert "1 outlier among the repeats (" in page.text
 
 
-def test_what_was_measured_at_one_size_or_not_at_all() -> None:
+def test_what_was_measured_at_one_size() -> None:
     whole_study(strategies=("ddp",), gpus=(1,))
     results = collect("s")
     wanted = Page(report(results, forecast=(8,)))
     assert "No forecast: ddp: 3 different sizes are needed for a fit (measured: 1)." in wanted.text
+    assert "No size to request: ddp was measured at one size only" in wanted.text
     assert "| ddp | 1 | 1 of 1 |" in results.paths.table_markdown.read_text()
-    first = "No size to request: ddp was measured at one size only"
-    assert verdict(results, "GPUs")[0].startswith(first)
-    make_plan("none", strategies=("ddp",), gpus=(1, 2))
-    lines = verdict(collect("none"), "GPUs")
-    assert len(lines) == 2 and lines[0].startswith("Nothing was measured")
 
 
 def test_the_proposals_table_as_markdown_and_latex() -> None:

@@ -17,7 +17,6 @@ from jobkit.permissions import closed_to_others
 
 if TYPE_CHECKING:
     from jobkit.analysis.collect.results import Results
-    from jobkit.analysis.findings.forecast import Forecast
 
 _COLLECT = """examples:
   python collect_results.py                     the newest study
@@ -100,7 +99,7 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
             print(f"warning: {line}", file=sys.stderr)
     else:
         print_summary(results)
-        _print_written(results, args.then_plot)
+        _print_end(results, args.then_plot)
     least, at = args.min_efficiency, args.at
     missed, unsure = check_efficiency(results.sizes, least, at) if at else ([], [])
     for line in missed:
@@ -112,26 +111,20 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
     return Exit.OK if results.ok else Exit.INCOMPLETE
 
 
-def _print_verdict(results: "Results", min_efficiency: float = MIN_EFFICIENCY) -> None:
-    """Print the first lines of the report."""
+def _print_end(results: "Results", then_plot: bool) -> None:
+    """Print what was found, the tables that were written, and the next command."""
     from jobkit.analysis.figures.style import unit
     from jobkit.analysis.findings.verdict import verdict
-
-    print("\n".join(verdict(results, unit(results), min_efficiency)[:VERDICT_LINES]))
-
-
-def _print_written(results: "Results", then_plot: bool) -> None:
-    """Print what was found, the tables that were written, and the next command."""
     from jobkit.analysis.tables.text import counted
 
     kinds = {"results": "run", "epochs": "epoch", "scaling": "size"}
     tables = results.tables.items()
     words = [f"{p.name} ({counted(len(t), kinds.get(p.stem, 'row'))})" for p, t in tables]
-    if not then_plot:
-        _print_verdict(results)
-    print(f"wrote {', '.join(words)} to {short_path(results.output.folder)}")
+    written = f"wrote {', '.join(words)} to {short_path(results.output.folder)}"
     if then_plot:
+        print(written)
         return
+    print("\n".join([*verdict(results, unit(results), MIN_EFFICIENCY)[:VERDICT_LINES], written]))
     follow = ["python", "plot_results.py", short_path(results.folder)]
     if results.out:
         follow += ["--out", short_path(results.out)]
@@ -174,78 +167,58 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
         args.out.mkdir(parents=True, exist_ok=True)
     results = Results.load(args.study, args.out)
     check_own(results.output.folder)
+    shown = short_path(results.folder)
     if results.is_outdated:
-        print(f"{short_path(results.folder)}: {OUTDATED}", file=sys.stderr)
+        print(f"{shown}: {OUTDATED}", file=sys.stderr)
     if results.epochs.empty and results.runs["throughput"].isna().all():
         states = ", ".join(f"{n} {s}" for s, n in results.runs["status"].value_counts().items())
-        shown = short_path(results.folder)
         print(f"{shown}: no run has a rate ({states}): no figure", file=sys.stderr)
         return Exit.INCOMPLETE
     if (args.gpus_per_node or args.comm) and not args.forecast:
         raise UsageError("--gpus-per-node and --comm have no effect without --forecast")
-    return _draw(results, _forecasts(results, args), args)
+    # The options that make the same report again.
+    options: list[str] = []
+    for name, value in vars(args).items():
+        if name not in ("study", "out") and value != parser.get_default(name):
+            values = value if isinstance(value, list) else [value]
+            options += [f"--{name.replace('_', '-')}", *map(str, values)]
+    return _draw(results, args, options)
 
 
-def _draw(results: "Results", forecasts: "list[Forecast]", args: argparse.Namespace) -> int:
-    """Draw the figures, write the report and print what it begins with; return the exit code."""
+def _draw(results: "Results", args: argparse.Namespace, options: Sequence[str]) -> int:
+    """Forecast, draw the figures, write the report and print what it begins with."""
     from jobkit.analysis.figures.draw import draw
     from jobkit.analysis.figures.style import FORMATS, unit
+    from jobkit.analysis.findings import forecast
+    from jobkit.analysis.findings.links import read_links
+    from jobkit.analysis.findings.verdict import verdict
     from jobkit.analysis.report.report import write_report
     from jobkit.analysis.report.tables import project_table
+    from jobkit.analysis.tables.frames import save_table
+    from jobkit.analysis.tables.text import counted
 
-    project, efficiency = None, args.min_efficiency
+    path, forecasts = results.output.forecast, []
+    if args.forecast:
+        links = read_links(args.comm) if args.comm else None
+        forecasts = forecast.checked_forecasts(results, args.forecast, args.gpus_per_node, links)
+        for why in (reason for f in forecasts for reason in f.reasons):
+            print(f"no forecast: {why}", file=sys.stderr)
+        for caution in dict.fromkeys(f.caution for f in forecasts if f.sizes and f.caution):
+            print(f"caution: {caution}")
+        table = forecast.forecast_table(results, forecasts)
+        save_table(path, table)
+        print("\n".join([*forecast.forecast_lines(forecasts, table), f"wrote {short_path(path)}"]))
+    else:
+        path.unlink(missing_ok=True)
+    of, efficiency, project = unit(results), args.min_efficiency, None
     if args.work:
-        project = project_table(results, args.work, args.runs, unit(results), forecasts)
+        project = project_table(results, args.work, args.runs, of, forecasts)
     drawn = draw(results, forecasts)
-    _print_verdict(results, efficiency)
-    count, formats = len(drawn.paths) // len(FORMATS), ", ".join(FORMATS).upper()
-    print(f"wrote {count} figures ({formats}) to {short_path(results.output.figures)}")
-    # The options that make the same report again.
-    options = {
-        "--min-efficiency": [f"{efficiency:g}"] if efficiency != MIN_EFFICIENCY else [],
-        "--forecast": sorted({n for f in forecasts for n in f.sizes}),
-        "--gpus-per-node": [args.gpus_per_node] if args.gpus_per_node else [],
-        "--comm": args.comm,
-        "--work": [args.work] if args.work else [],
-        "--runs": [args.runs] if args.work else [],
-    }
-    words = [
-        word
-        for option, values in options.items()
-        if values
-        for word in (option, *(shlex.quote(str(value)) for value in values))
-    ]
-    written = write_report(results, drawn.paths, forecasts, efficiency, project, words)
-    for name, why in drawn.missing.items():
-        print(f"no {name}: {why}", file=sys.stderr)
+    count, formats = counted(len(drawn) // len(FORMATS), "figure"), ", ".join(FORMATS).upper()
+    print("\n".join(verdict(results, of, efficiency)[:VERDICT_LINES]))
+    print(f"wrote {count} ({formats}) to {short_path(results.output.figures)}")
+    written = write_report(results, drawn, forecasts, efficiency, project, options)
     names = ", ".join(path.name for path in written)
     print(f"wrote {names} to {short_path(results.output.folder)}")
     print(f"next: open {short_path(written[-1])} in a browser")
     return Exit.OK
-
-
-def _forecasts(results: "Results", args: argparse.Namespace) -> "list[Forecast]":
-    """The requested forecasts, printed and written; without any, an old table is removed."""
-    from jobkit.analysis.findings.forecast import (
-        checked_forecasts,
-        forecast_lines,
-        forecast_table,
-    )
-    from jobkit.analysis.findings.links import read_links
-    from jobkit.analysis.tables.frames import save_table
-
-    path = results.output.forecast
-    if not args.forecast:
-        path.unlink(missing_ok=True)
-        return []
-    links = read_links(args.comm) if args.comm else None
-    forecasts = checked_forecasts(results, args.forecast, args.gpus_per_node, links)
-    for why in (reason for f in forecasts for reason in f.reasons):
-        print(f"no forecast: {why}", file=sys.stderr)
-    for caution in dict.fromkeys(f.caution for f in forecasts if f.sizes and f.caution):
-        print(f"caution: {caution}")
-    table = forecast_table(results, forecasts)
-    save_table(path, table)
-    print("\n".join(forecast_lines(forecasts, table)))
-    print(f"wrote {short_path(path)}")
-    return forecasts

@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -381,15 +380,14 @@ def test_the_command_takes_measured_links_and_the_work_of_a_project(
     modelled_study, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     # The figures take seconds, and are not what this is about.
-    drawn = SimpleNamespace(paths=(), missing={})
-    monkeypatch.setattr("jobkit.analysis.figures.draw.draw", lambda *_: drawn)
+    monkeypatch.setattr("jobkit.analysis.figures.draw.draw", lambda *_: [])
     words = ["s", "--forecast", "16", "--comm", comm_json(tmp_path), "--work", "90 epochs"]
     assert cli.plot_main([*words, "--gpus-per-node", "16"]) == 0
     said = capsys.readouterr().out
     assert "(average of laws with the measured links, from 1, 2, 4, 8)" in said
     html = (logs() / "s" / "report.html").read_text()
     assert "<h2>A whole project</h2>" in html and "<td>ddp (forecast)</td>" in html
-    assert "--comm " in html and "--work &#39;90 epochs&#39; --runs 1" in html
+    assert "--comm " in html and "--work &#39;90 epochs&#39;" in html
     for wrong, text in (
         (["--comm", "absent.json", "--forecast", "16"], "no file absent.json"),
         (["--gpus-per-node", "4"], "no effect without --forecast"),

@@ -27,7 +27,6 @@ from jobkit.analysis.collect.steps import (
     rate_row,
     step_rows,
 )
-from jobkit.analysis.figures.by_size import size_figure
 from jobkit.analysis.scaling.sizes import EPOCH, sizes
 from jobkit.analysis.scaling.spread import outliers
 from jobkit.analysis.tables.columns import RESULTS
@@ -229,15 +228,6 @@ def test_the_payload_has_steps_and_its_rate_stays_that_of_its_epochs(stepped: Re
         assert row["step_p99_s"] == P99[row["world_size"]]
         assert (row["step_p50_s"], row["steps_timed"], row["step_time_s"]) == (0.1, 20, 0.1)
     assert stepped.steps["throughput_unit"].tolist() == ["images/s"] * 4
-
-
-def test_the_figure_has_a_line_for_each_percentile(stepped: Results) -> None:
-    figure = size_figure(stepped, "step_times")
-    assert figure is not None
-    lines = [list(line.get_ydata()) for line in figure.axes[0].lines]
-    assert lines == [[0.1, 0.1], [0.105, 0.105], [0.11, 0.3]]
-    empty = replace(stepped, runs=stepped.runs.assign(step_p50_s=float("nan")))
-    assert size_figure(empty, "step_times") is None
 
 
 def done(steps: object, attempt: int = 0) -> dict[str, Any]:

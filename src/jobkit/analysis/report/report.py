@@ -1,6 +1,6 @@
 """report.html: the results of a study in one file that needs no network.
 
-    write_report(results, drawn.paths)    and the proposal's table: scaling.md, scaling.tex
+    write_report(results, draw(results))    and the proposal's table: scaling.md, scaling.tex
 
 The same logs give the same bytes: it contains no date, host name or path.
 """
@@ -9,7 +9,7 @@ import base64
 import json
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,45 +22,22 @@ from jobkit.analysis.figures.style import shared_settings, unit
 from jobkit.analysis.findings.causes import efficiency_table, size_breakdowns
 from jobkit.analysis.findings.forecast import Forecast
 from jobkit.analysis.findings.verdict import LEAST, verdict
-from jobkit.analysis.report.tables import (
-    forecast_rows,
-    proposal_table,
-    run_costs,
-    thread_lines,
-)
-from jobkit.analysis.tables.frames import records, save
+from jobkit.analysis.report.tables import forecast_rows, proposal_table, run_costs, thread_lines
+from jobkit.analysis.tables.frames import save
 from jobkit.analysis.tables.text import TextTable, counted, rounded, say, say_accuracy
 from jobkit.errors import UsageError
-from jobkit.files import open_regular
 from jobkit.paths import read_json
 from jobkit.spec.runspec import SETTINGS
 from jobkit.spec.study import Study
 
-_TEMPLATE = "report.html.j2"
 MAX_LISTED = 200  # runs of a study that are all listed
-MAX_OF_A_KIND = 20
-_VERSIONS = (
-    "device",
-    "device_type",
-    "backend",
-    "torch_version",
-    "python_version",
-    "cuda_version",
-    "hip_version",
-    "nccl_version",
-    "cudnn_version",
-    "cudnn_benchmark",
-    "driver_version",
-    "threads_used",
-    "parameters",
-    "train_samples",
-    "test_samples",
-    "node_list",
-    "git_commit",
-)
-_WIDTH = re.compile(rb'<svg[^>]* width="([\d.]+)pt"')
-_MAX_SVG = 1 << 26  # bytes of a figure
+MAX_OF_A_KIND = 50
 _SHOWN = 6  # different values of a column
+_VERSIONS = (
+    *("device", "device_type", "backend", "torch_version", "python_version", "cuda_version"),
+    *("hip_version", "nccl_version", "cudnn_version", "cudnn_benchmark", "driver_version"),
+    *("threads_used", "parameters", "train_samples", "test_samples", "node_list", "git_commit"),
+)
 _IN_TABLES = ("nodes", "ranks_per_node", "repeat", "epochs", "batch_size_per_rank")
 
 
@@ -94,18 +71,28 @@ def write_report(
     texts = results.runs["warnings_text"].dropna().str.split(" | ", regex=False).explode()
     counts = texts.value_counts(sort=False).sort_index()
     care += [f"warning of {counted(n, 'run')}: {text}" for text, n in counts.items()]
-    html = environment.get_template(_TEMPLATE).render(
+    captions = {figure.name: figure.caption for figure in FIGURES}
+    html = environment.get_template("report.html.j2").render(
         study=results.name,
-        under=" | ".join(shared_settings(results, "median")),
+        under=" | ".join(shared_settings(results)),
         verdict=verdict(results, of, least),
         proposal=proposal,
         project=project,
         efficiencies=efficiency_table(size_breakdowns(results), of),
         costs=run_costs(results),
         care=care,
-        figures=[_figure(path) for path in figures if path.suffix == ".svg"],
+        # As images of their own, their ids meet no other's.
+        figures=[
+            {
+                "source": base64.b64encode(path.read_bytes()).decode(),
+                "name": path.stem.replace("_", " "),
+                "text": captions[path.stem],
+            }
+            for path in figures
+            if path.suffix == ".svg"
+        ],
         forecast=forecast_rows(results, forecasts, of),
-        runs=[_run(row) for row in records(listed(results))],
+        runs=[_run(row) for _, row in listed(results).iterrows()],
         of_runs=len(results.runs),
         most=MAX_OF_A_KIND,
         facts=facts(results),
@@ -120,32 +107,18 @@ def write_report(
     return list(written)
 
 
-def _figure(path: Path) -> dict[str, str]:
-    """A figure as a data URI: as an image of its own, its ids meet no other's."""
-    with open_regular(path, _MAX_SVG, follow=False) as file:
-        content = file.read()
-    captions = {figure.name: figure.caption for figure in FIGURES}
-    width = _WIDTH.search(content)
-    return {
-        "source": f"data:image/svg+xml;base64,{base64.b64encode(content).decode()}",
-        "name": path.stem.replace("_", " "),
-        "text": captions.get(path.stem, ""),
-        "inches": f"{float(width[1]) / 72:.3g}" if width else "6.4",
-    }
-
-
-def _run(row: dict[str, Any]) -> dict[str, Any]:
+def _run(row: "pd.Series[Any]") -> dict[str, Any]:
     """A run as the report has it; a dash for a number that is not known."""
-    evidence = row["evidence"]
-    shown = "" if pd.isna(evidence) else f"{row['evidence_file']}: {evidence}"
+    known, rate = row.dropna(), row["throughput"]
+    shown = f"{row['evidence_file']}: {row['evidence']}" if "evidence" in known else ""
     return {
         "run_id": row["run_id"],
         "status": row["status"],
-        "why": "" if pd.isna(row["reason"]) else row["reason"],
+        "why": known.get("reason", ""),
         "evidence": shown,
         "cells": [
             say(row["time_per_epoch_s"], "{:.4g}"),
-            say(row["throughput"] if pd.isna(row["throughput"]) else rounded(row["throughput"])),
+            say(rate if pd.isna(rate) else rounded(rate)),
             say(row["throughput_unit"]),
             say(row["peak_memory_mib"], "{:,.0f}"),
             say_accuracy(row["val_accuracy"]),
@@ -154,85 +127,32 @@ def _run(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def listed(results: Results) -> pd.DataFrame:
-    """All runs of a study; of many, some of those not ok and outliers, the slowest and fastest.
-
-    Slow and fast are beside the median rate of the size.
-    """
+    """All runs of a study; of many, the first of those that are not ok and of the outliers."""
     runs = results.runs
     if len(runs) <= MAX_LISTED:
         return runs
-    size = ["series", "nodes", "world_size", "throughput_unit"]
-    medians = runs.groupby(size, dropna=False)["throughput"].transform("median")
-    beside = (runs["throughput"] / medians).dropna().sort_values(kind="stable")
     odd = {name for text in results.scaling["outliers"].dropna() for name in text.split(", ")}
-    kinds = (
-        runs.index[runs["status"] != "ok"][:MAX_OF_A_KIND],
-        runs.index[runs["run_id"].isin(odd)][:MAX_OF_A_KIND],
-        beside.index[:MAX_OF_A_KIND],
-        beside.index[-MAX_OF_A_KIND:],
-    )
-    return runs.loc[sorted({row for kind in kinds for row in kind})]
+    failed, outliers = runs["status"] != "ok", runs["run_id"].isin(odd)
+    return pd.concat([runs[failed][:MAX_OF_A_KIND], runs[outliers & ~failed][:MAX_OF_A_KIND]])
 
 
 def study_file(results: Results) -> str:
-    """The study as a TOML file that plans the same runs; empty where there is no plan."""
-    if not (study := _planned_study(results)):
-        return ""
-    plain = {k: v for k, v in study.items() if not isinstance(v, Mapping)}
-    tables = {k: v for k, v in study.items() if isinstance(v, Mapping) and v}
-    text = [*_not_planned(results, study), *_lines(plain)]
-    for name, table in tables.items():
-        text += ["", f"[{name}]", *_lines(table)]
-    return "\n".join(text)
-
-
-def _planned_study(results: Results) -> dict[str, Any]:
-    """The study in the plan; empty where there is none."""
-    study = (read_json(results.paths.plan) or {}).get("study")
-    return study if isinstance(study, dict) else {}
-
-
-def _not_planned(results: Results, study: Mapping[str, Any]) -> list[str]:
-    """A comment on the runs that calls with other values planned before, under the same name."""
+    """The study as a TOML file that plans the same runs; empty where there is no such plan."""
+    study: Any = (read_json(results.paths.plan) or {}).get("study")
     try:
         planned = Study(**study).expand().runs
-    except (UsageError, TypeError):  # of an older version
-        return []
+    except (UsageError, TypeError):
+        return ""
     others, total = sum(r not in planned for r in results.runs["run_id"]), len(results.runs)
-    if others in (0, total):  # all: of an older version, which had other defaults
-        return []
-    of = counted(total, "run")
-    return [f"# Without {others} of the {of}, which calls with other values planned before."]
-
-
-def commands(results: Results, options: Sequence[str] = ()) -> str:
-    """The commands that run the study again and make this report; options: of plot_results.py."""
-    name = shlex.quote(results.name)
-    lines = [f"python run_benchmarks.py --study {name}.toml"] if _planned_study(results) else []
-    lines.append(f"python collect_results.py {name}")
-    return "\n".join([*lines, " ".join(["python plot_results.py", name, *options])])
-
-
-def facts(results: Results) -> list[tuple[str, str]]:
-    """Settings and versions with their values; where runs differ, the values and their counts."""
-    settings = ("epochs_planned", *SETTINGS)
-    names = [n for n in settings if n in results.runs and n not in _IN_TABLES]
-    found = [(name, _values(results.runs[name])) for name in dict.fromkeys((*_VERSIONS, *names))]
-    return [(name.replace("_", " "), text) for name, text in found if text]
-
-
-def _values(column: "pd.Series[Any]") -> str:
-    counts = column.dropna().value_counts(sort=False)
-    if len(counts) == 1:
-        return f"{counts.index[0]}"
-    shown = sorted(f"{value} ({counted(count, 'run')})" for value, count in counts.items())
-    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-    return ", ".join(shown[:_SHOWN]) + more
-
-
-def _lines(table: Mapping[str, Any]) -> list[str]:
-    """Keys and values as TOML has them."""
-    return [f"{_key(k)} = {_value(v)}" for k, v in table.items() if v is not None]
+    text = []
+    if others:  # of calls with other values under the same name
+        text = [f"# Without {others} of the {counted(total, 'run')}, which earlier calls planned."]
+    tables = {k: v for k, v in study.items() if isinstance(v, dict) and v}
+    plain = {k: v for k, v in study.items() if not isinstance(v, dict)}
+    for head, table in {"": plain, **tables}.items():
+        text += ["", f"[{head}]"] if head else []
+        text += [f"{_key(k)} = {_value(v)}" for k, v in table.items() if v is not None]
+    return "\n".join(text)
 
 
 def _key(name: str) -> str:
@@ -241,8 +161,30 @@ def _key(name: str) -> str:
 
 def _value(value: Any) -> str:
     """A value in TOML's words, which JSON's are but for numbers that are not finite."""
-    if isinstance(value, list | tuple):
+    if isinstance(value, list):
         return f"[{', '.join(map(_value, value))}]"
-    if isinstance(value, float):
-        return repr(value)
-    return json.dumps(value, ensure_ascii=False)
+    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+
+
+def commands(results: Results, options: Sequence[str] = ()) -> str:
+    """The commands that run the study again and make this report; options: of plot_results.py."""
+    name = shlex.quote(results.name)
+    lines = [f"python run_benchmarks.py --study {name}.toml"] if study_file(results) else []
+    lines += [f"python collect_results.py {name}", f"python plot_results.py {name}"]
+    return " ".join(["\n".join(lines), *map(shlex.quote, options)])
+
+
+def facts(results: Results) -> list[tuple[str, str]]:
+    """Settings and versions with their values; where runs differ, the values and their counts."""
+    settings = [n for n in ("epochs_planned", *SETTINGS) if n not in _IN_TABLES]
+    found = []
+    for name in dict.fromkeys((*_VERSIONS, *settings)):
+        counts = results.runs.get(name, pd.Series()).dropna().value_counts(sort=False)
+        values = sorted(f"{value} ({counted(count, 'run')})" for value, count in counts.items())
+        text = ", ".join(values[:_SHOWN])
+        if len(values) > _SHOWN:
+            text += f" and {len(values) - _SHOWN} more"
+        if len(values) == 1:
+            text = f"{counts.index[0]}"
+        found += [(name.replace("_", " "), text)] if text else []
+    return found
