@@ -279,8 +279,8 @@ def first_row(job_id: str) -> slurm_jobs.Job | None:
     """What sacct says of a job's first start; None where it says nothing, or that it was requeued
     at the job's own request.
     """
-    form = "--format=JobID,State,ExitCode,Elapsed,NodeList,AllocTRES,MaxRSS"
-    shown = slurm(["sacct", "-D", "-X", "-P", "-n", "-j", job_id, form]).stdout
+    words = ["sacct", "-D", "-X", "-P", "-n", "-j", job_id, "-o", slurm_jobs.SACCT]
+    shown = slurm(words).stdout
     for line in shown.splitlines()[:1]:
         job = slurm_jobs.read_sacct(line).get(job_id)
         return job if job and job.status not in ("pending", "running") else None

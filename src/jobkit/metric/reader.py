@@ -30,8 +30,6 @@ _RUNS_ON = re.compile(r"[+-]?[0-9][0-9.]*(?:\[|[A-Za-z_][\w.]*=)")
 _NO_NUMBER = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
 _DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 _IDENTITY = {"kind": str, "run_id": str, "attempt": int, "seq": int}
-_MAX_COUNT = 1 << 31  # for an attempt or a record's number
-_MAX_INT = 1 << 63
 Loads = Callable[[bytes], Any]
 
 
@@ -54,15 +52,15 @@ def scan(
     """
     offset = 0
     for line in _lines(stream):
-        tag = line.find(_TAG)
-        for part in line.split(_TAG)[1:]:
+        before, *parts = line.split(_TAG)
+        offset += len(before)
+        for part in parts:
             record = _read(part, seen, loads) if part.strip() else "nothing behind the tag"
             if isinstance(record, str):
-                yield Rejected(offset + tag, len(_TAG) + len(part), record)
+                yield Rejected(offset, len(_TAG) + len(part), record)
             elif record:
                 yield record
-            tag += len(_TAG) + len(part)
-        offset += len(line)
+            offset += len(_TAG) + len(part)
 
 
 def read_file(
@@ -123,8 +121,7 @@ def _read(part: bytes, seen: set[bytes] | None, loads: Loads) -> Record | str | 
     except (ValueError, RecursionError):
         return "truncated or not JSON"
     del record["crc"]
-    whole = "v" in record and all(type(record.get(k)) is t for k, t in _IDENTITY.items())
-    if not whole or not all(0 <= record[k] < _MAX_COUNT for k in ("attempt", "seq")):
+    if "v" not in record or any(type(record.get(k)) is not t for k, t in _IDENTITY.items()):
         return "a common field is missing"
     if seen is not None:
         seen.add(text)
@@ -136,8 +133,6 @@ def _object(text: bytes) -> Record | str:
     try:
         line = text.decode()
         record, end = _DECODER.raw_decode(line)
-    except UnicodeDecodeError:
-        return "bytes that are not UTF-8"
     except (ValueError, RecursionError):
         return "truncated or not JSON"
     if "v" in record or "crc" in record or record.keys() >= {"run_id", "attempt", "seq"}:
@@ -154,17 +149,14 @@ def _pairs(text: bytes, complete: bool) -> Record | str:
     lost its end is rejected: another rank's output may have taken its place. What follows a
     carriage return is a progress bar, which may be written at any time.
     """
-    line_, _, bar = text.partition(b"\r")
-    try:
-        line = line_.decode().strip()
-    except UnicodeDecodeError:
-        return "bytes that are not UTF-8"
+    own, _, bar = text.partition(b"\r")
+    line = own.decode("utf-8", "replace").strip()
     pairs = [(key, word.rstrip(",;") or word) for key, word in _PAIR.findall(line)]
     if not pairs:
         return "no JSON object and no key=value"
     if not complete or bar:
         return "truncated at the end"
-    if _PAIR.sub("", line).strip():
+    if "\ufffd" in line or _PAIR.sub("", line).strip():
         return "truncated, or not key=value alone"
     if len({key for key, _ in pairs}) < len(pairs):
         return "a name twice: two lines in one"
@@ -186,20 +178,16 @@ def _value(word: str) -> Any:
 def _foreign(record: Record) -> Record | str:
     """A record of another program, with its epoch as a whole number; the reason if that is none.
 
-    A number that is not finite or that 64 bits do not hold is None.
+    A number that is not finite is None.
     """
-    record = {
-        key: None if type(value) is int and abs(value) >= _MAX_INT else value
-        for key, value in finite(record).items()
-    }
-    epoch = record.get("epoch", 0)
-    if isinstance(epoch, str) and epoch.isdecimal() and len(epoch) < 19:
-        epoch = int(epoch)
-    if isinstance(epoch, float) and epoch.is_integer():
-        epoch = int(epoch)
-    if type(epoch) is not int or epoch < 0:
+    record = finite(record)
+    if "epoch" not in record:
+        return record
+    epoch = record["epoch"]
+    text = str(epoch).removesuffix(".0") if isinstance(epoch, int | float | str) else ""
+    if not re.fullmatch(r"[0-9]{1,18}", text):
         return f"epoch {str(epoch)[:20]!r} is no whole number from 0 on"
-    return {**record, "epoch": epoch} if "epoch" in record else record
+    return {**record, "epoch": int(text)}
 
 
 def unique(records: Sequence[Record]) -> list[Record]:

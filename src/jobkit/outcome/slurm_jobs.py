@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 TIMEOUT_S = 20.0
 GONE = "GONE"  # not a word of Slurm's: it answers, and knows nothing of the job any more
 JOB_ID = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?")  # 17, or 17_0 of an array
-_SACCT = "JobID,State,ExitCode,Elapsed,NodeList,AllocTRES,MaxRSS,ConsumedEnergyRaw"
-_BATCH = 500  # jobs or arrays in one command line
+SACCT = "JobID,State,ExitCode,Elapsed,NodeList,ConsumedEnergyRaw"  # for read_sacct
 CLUSTER = re.compile(r"^\s*ClusterName\s*=\s*(\S+)", re.MULTILINE | re.IGNORECASE)
 
 # What Slurm calls a state, and what jobkit calls it.
@@ -41,9 +40,7 @@ class Job:
     exit_code: str = ""  # code:signal
     elapsed: str = ""
     node_list: str = ""
-    alloc_tres: str = ""
     energy_j: float | None = None  # of its nodes, with all that runs there
-    max_rss_mib: float | None = None  # largest task that was sampled: a sample, not a peak
 
     @property
     def status(self) -> str:
@@ -68,25 +65,22 @@ def ask(job_ids: Iterable[str], accounting: bool = True) -> dict[str, Job]:
     too, which should not be done often.
     """
     wanted = sorted({i for i in job_ids if JOB_ID.fullmatch(i)})
-    of_array: dict[str, list[str]] = {}  # each is asked after once: an answer has all its elements
-    for job_id in wanted:
-        of_array.setdefault(job_id.split("_")[0], []).append(job_id)
-    arrays, jobs = list(of_array), dict[str, Job]()
-    for begin in range(0, len(arrays), _BATCH):
-        masters = ",".join(batch := arrays[begin : begin + _BATCH])
-        queued = output(["squeue", "-h", "-r", "-t", "all", "-j", masters, "-o", "%i|%T|%M|%N|%r"])
-        present = read_squeue(queued or "")
-        if accounting:
-            jobs |= read_sacct(output(["sacct", "-P", "-n", "-j", masters, "-o", _SACCT]) or "")
-            if queued is not None:
-                ids = [i for array in batch for i in of_array[array]]
-                known = {**jobs, **present}
-                jobs |= {i: Job(job_id=i, state=GONE) for i in ids if not _find(known, i)}
-        # squeue wins: what it shows is of this moment, sacct lags behind, but knows more.
-        for job_id, job in present.items():
-            recorded = jobs.get(job_id)
-            same = recorded is not None and recorded.state == job.state
-            jobs[job_id] = replace(recorded, reason=job.reason) if recorded and same else job
+    if not wanted:
+        return {}
+    # Each array is asked after once: an answer has all its elements.
+    masters = ",".join(dict.fromkeys(i.split("_")[0] for i in wanted))
+    queued = output(["squeue", "-h", "-r", "-t", "all", "-j", masters, "-o", "%i|%T|%M|%N|%r"])
+    present, jobs = read_squeue(queued or ""), dict[str, Job]()
+    if accounting:
+        jobs = read_sacct(output(["sacct", "-X", "-P", "-n", "-j", masters, "-o", SACCT]) or "")
+        known = {**jobs, **present}
+        absent = [i for i in wanted if not _find(known, i)] if queued is not None else []
+        jobs |= {i: Job(job_id=i, state=GONE) for i in absent}
+    # squeue wins: what it shows is of this moment, sacct lags behind, but knows more.
+    for job_id, job in present.items():
+        recorded = jobs.get(job_id)
+        same = recorded is not None and recorded.state == job.state
+        jobs[job_id] = replace(recorded, reason=job.reason) if recorded and same else job
     return {i: row for i in wanted if (row := _find(jobs, i))}
 
 
@@ -142,34 +136,22 @@ def read_squeue(text: str) -> dict[str, Job]:
 
 
 def read_sacct(text: str) -> dict[str, Job]:
-    """Read `sacct -P -n -o` of _SACCT, with or without energy.
-
-    After a requeue a job has a row for each start: the last one counts. MaxRSS stands on the
-    rows of the steps; its largest goes to the job.
-    """
-    jobs, memory = dict[str, Job](), dict[str, float]()
+    """Read `sacct -X -P -n -o` of SACCT. Of a job's starts the last one counts."""
+    jobs: dict[str, Job] = {}
     for line in text.splitlines():
         words = line.split("|")
-        if len(words) not in (7, 8):
-            continue
-        job_id, state, exit_code, elapsed, nodes, tres, rss = words[:7]
-        owner = job_id.split(".")[0]
-        if match := re.fullmatch(r"([0-9]+\.?[0-9]*)([KMGT]?)", rss.strip()):
-            scale = {"": 2**-20, "K": 2**-10, "M": 1.0, "G": 2**10, "T": 2**20}[match[2]]
-            memory[owner] = max(float(match[1]) * scale, memory.get(owner, 0.0))
-        if "." in job_id:
-            continue
-        job = Job(
-            job_id=job_id,
-            state=re.split(r"[ +]", state)[0],
-            exit_code=exit_code,
-            elapsed=elapsed,
-            node_list="" if nodes == "None assigned" else nodes,
-            alloc_tres=tres,
-            energy_j=_joules(words[7]) if len(words) == 8 else None,
-        )
-        jobs |= {i: replace(job, job_id=i) for i in elements(job_id)}
-    return {i: replace(job, max_rss_mib=memory.get(i)) for i, job in jobs.items()}
+        if len(words) == 6:
+            job_id, state, exit_code, elapsed, nodes, energy = words
+            job = Job(
+                job_id=job_id,
+                state=re.split(r"[ +]", state)[0],
+                exit_code=exit_code,
+                elapsed=elapsed,
+                node_list="" if nodes == "None assigned" else nodes,
+                energy_j=_joules(energy),
+            )
+            jobs |= {i: replace(job, job_id=i) for i in elements(job_id)}
+    return jobs
 
 
 def _joules(text: str) -> float | None:

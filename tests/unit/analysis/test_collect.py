@@ -199,7 +199,7 @@ def test_slurm_is_asked_after_all_jobs_at_once(
     FakeRun(plan.paths.folder, bad, plan.runs[bad]).begin().train(0).flush()
     for run_id, job in ((good, "7"), (bad, "8")):
         plan.paths.run(run_id).job.write_text(f'{{"launcher": "slurm", "job_id": "{job}"}}')
-    for name, says in (("sacct", "8|TIMEOUT|0:0|00:10:00|n1||"), ("squeue", "")):
+    for name, says in (("sacct", "8|TIMEOUT|0:0|00:10:00|n1|"), ("squeue", "")):
         tool = tmp_path / "bin" / name
         tool.parent.mkdir(exist_ok=True)
         tool.write_text(f'#!/bin/sh\necho "{name} $*" >> {tmp_path}/asked\necho "{says}"\n')

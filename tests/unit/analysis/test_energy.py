@@ -127,7 +127,7 @@ def test_a_sample_of_another_type_is_as_if_it_were_not_there(wrong: Any) -> None
 def test_what_slurm_did_not_gather_is_not_zero() -> None:
     absent = dict.fromkeys(("0", "4294967294", "", "18446744073709551614"))
     for text, joules in {"1700": 1700.0, **absent}.items():
-        line = f"7|COMPLETED|0:0|00:00:20|n1|cpu=1||{text}\n"
+        line = f"7|COMPLETED|0:0|00:00:20|n1|{text}\n"
         assert read_sacct(line)["7"].energy_j == joules
 
 

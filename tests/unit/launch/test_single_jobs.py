@@ -138,7 +138,7 @@ def test_a_job_that_slurm_ended_does_not_run(tmp_path, waits, monkeypatch, capsy
     process = begun(kit, waits, **JOB)
     process.send_signal(signal.SIGKILL)
     assert process.wait(300) == -9
-    for name, text in (("squeue", ""), ("sacct", "17|CANCELLED by 7|0:15|00:00:09|n1|||")):
+    for name, text in (("squeue", ""), ("sacct", "17|CANCELLED by 7|0:15|00:00:09|n1|")):
         script(tmp_path / name, f"#!/bin/sh\necho '{text}'\n")
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     row = only_state(capsys)
