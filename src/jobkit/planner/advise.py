@@ -5,14 +5,13 @@ communicates least at these bandwidths; where none fits, one that splits the mod
 nothing fits.
 """
 
-import math
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-from jobkit.errors import Exit, Parser, UsageError, command, positive, whole
+from jobkit.errors import Exit, Parser, UsageError, at_least, command, positive, whole
 from jobkit.planner.memory import (
     Footprint,
     Subject,
@@ -23,23 +22,17 @@ from jobkit.planner.memory import (
     footprints,
     head,
     strategy_of,
-    subject_of,
     text_table,
-    variants,
 )
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.strategies import FACTS
 from jobkit.spec.traffic import Link, Links, Message, ModelSize, seconds, waits
 from jobkit.units import GIB, say_seconds
 
-if TYPE_CHECKING:
-    from jobkit.payload.strategies.pipeline import Pipeline
-
 EPILOG = """examples:
   python -m jobkit advise --model resnet18 --device-memory 80 --gpus-per-node 4
   python -m jobkit advise --model cnn --width 32 --optimizer adamw --device-memory 16 \\
       --nodes 4 --gpus-per-node 4 --network-gb-per-s 12.5 --link-gb-per-s 200
-  python -m jobkit advise --parameters 7e9 --optimizer adamw --device-memory 80 --gpus-per-node 8
 """
 
 
@@ -48,8 +41,8 @@ class Option(NamedTuple):
 
     footprint: Footprint
     fits: bool
-    seconds: float  # of communication in a step, at least; NaN: not known
-    waits: int | None  # for other ranks in a step, at most; None: not known
+    seconds: float  # of communication in a step, at least
+    waits: int  # for other ranks in a step, at most
     idle: float  # share of a step
 
     @property
@@ -61,11 +54,6 @@ class Option(NamedTuple):
     def gib(self) -> str:
         """Its memory, for a sentence."""
         return f"{self.footprint.total / GIB:.3g} GiB"
-
-    @property
-    def duration(self) -> str:
-        """Its communication time, for a reader."""
-        return "-" if math.isnan(self.seconds) else say_seconds(self.seconds)
 
     @property
     def splits_model(self) -> bool:
@@ -81,12 +69,12 @@ def links_of(network: float, link: float) -> Links:
     return Links(intra=Link(0.0, 1e-9 / link), inter=Link(0.0, 1e-9 / min(network, link)))
 
 
-def step_messages(footprint: Footprint, subject: Subject) -> list[Message] | None:
-    """The messages of one optimizer step; None for a pipeline of which only the size is known."""
+def step_messages(footprint: Footprint, subject: Subject) -> list[Message]:
+    """The messages of one optimizer step."""
     spec, facts = footprint.spec, FACTS[footprint.spec.strategy]
-    size = ModelSize(parameters=4 * (subject.parameters or 0) or footprint.parameters)
-    if subject.parameters is None and facts.splits_model:
-        strategy = cast("Pipeline", strategy_of(spec))
+    size = ModelSize(parameters=footprint.parameters)
+    if facts.splits_model:
+        strategy = strategy_of(spec)
         given = [stage.given for stage in follow_stages(strategy, subject)]
         size = replace(
             size,
@@ -94,13 +82,13 @@ def step_messages(footprint: Footprint, subject: Subject) -> list[Message] | Non
             microbatches=strategy.microbatches,
             stage=footprint.gradients,
         )
-    elif subject.parameters is None and facts.shards_state:
+    elif facts.shards_state:
         from jobkit.payload.strategies.fsdp import model_size, sizes
         from jobkit.planner.activations import fake_model
 
         model, _ = fake_model(spec.model, spec.width, spec.hidden, subject.classes)
         size = model_size(sizes(model, spec))
-    return facts.messages(spec.to_dict(), size)
+    return facts.messages(spec.to_dict(), size) or []
 
 
 def idle_share(spec: RunSpec) -> float:
@@ -110,33 +98,9 @@ def idle_share(spec: RunSpec) -> float:
     """
     if not FACTS[spec.strategy].splits_model:
         return 0.0
-    strategy = cast("Pipeline", strategy_of(spec))
+    strategy = strategy_of(spec)
     later = strategy.ranks - 1
     return later / (strategy.num_stages // strategy.ranks * strategy.microbatches + later)
-
-
-def options_of(
-    base: RunSpec, subject: Subject, usable: float, links: Links
-) -> tuple[list[Option], dict[str, str]]:
-    """Every strategy that the number of GPUs leaves, and why the others are not applicable."""
-    one_rank = base.world_size == 1
-    facts = {label: FACTS[spec.strategy] for label, spec in variants(base).items()}
-    labels = [n for n, f in facts.items() if f.one_rank == one_rank and not f.whole_node]
-    found, refused = footprints(base, subject, labels)
-    options = []
-    for footprint in found:
-        messages = step_messages(footprint, subject)
-        unknown = messages is None
-        options.append(
-            Option(
-                footprint,
-                footprint.total <= usable,
-                math.nan if unknown else seconds(messages or [], links),
-                None if unknown else waits(messages or []),
-                idle_share(footprint.spec),
-            )
-        )
-    return options, refused
 
 
 def choose(options: Sequence[Option]) -> Option | None:
@@ -160,45 +124,24 @@ def reasons(taken: Option, options: Sequence[Option]) -> list[str]:
         return [f"no strategy that splits the batch fits; {taken.label} splits the model, {idle}"]
     others = [o for o in options if o is not taken and not o.splits_model]
     lines = [
-        f"{o.label} would communicate less ({o.duration}), but needs {o.gib} on each GPU"
+        f"{o.label} would communicate less ({say_seconds(o.seconds)}), but needs {o.gib} on each "
+        "GPU"
         for o in others
         if not o.fits and o.seconds < taken.seconds
     ]
     fitting = [o for o in others if o.fits]
     which = "of those that fit it communicates least" if fitting else "no other fits; it takes"
-    lines.append(f"{which}: {taken.duration} per step")
+    lines.append(f"{which}: {say_seconds(taken.seconds)} per step")
     for o in fitting:
         if o.footprint.total == min(x.footprint.total for x in (taken, *fitting)):
             than = f"{o.waits} waits for other GPUs per step ({taken.label}: {taken.waits})"
-            lines.append(f"{o.label} would need {o.gib}, for {o.duration} and {than}")
+            lines.append(f"{o.label} would need {o.gib}, for {say_seconds(o.seconds)} and {than}")
     return lines
-
-
-def command_line(spec: RunSpec, subject: Subject) -> str:
-    """The line that runs it on a cluster."""
-    nodes, ranks = spec.nodes, spec.ranks_per_node
-    start = f"sbatch --nodes={nodes} --ntasks-per-node={ranks} --gpus-per-node={ranks} run.sh"
-    model = " --model PACKAGE.MODULE:FACTORY" if subject.parameters else ""
-    return f"{start} {shlex.join(spec.arguments())}{model}"
-
-
-def table(options: Sequence[Option], usable: float, taken: Option | None) -> list[str]:
-    """The costs of each strategy, one line each; a star at the recommended one."""
-    gib = f"GiB of {usable / GIB:.3g}"
-    rows = [["", "strategy", gib, "fits", "communication", "waits", "idle"]]
-    for option in options:
-        waits = "-" if option.waits is None else str(option.waits)
-        fits, idle = "yes" if option.fits else "no", f"{option.idle:.0%}"
-        size = amount(option.footprint.total, GIB)
-        star = "*" * (option is taken)
-        rows.append([star, option.label, size, fits, option.duration, waits, idle])
-    return text_table(rows)
 
 
 _NOTES = """   communication: of one optimizer step at these bandwidths, as rings; some is hidden by
    computation. waits: how often a GPU waits for others in a step, at most. idle: part of a step
    that a GPU waits for other stages."""
-_UNKNOWN = "   not included, as only the size is known: activations, and what full shard gathers"
 
 
 def parser() -> Parser:
@@ -209,13 +152,14 @@ def parser() -> Parser:
         description=__doc__.splitlines()[0],
         epilog=EPILOG,
     )
+    reserve = "memory left for CUDA and NCCL, less than 1 (default 0.1)"
     rows: tuple[tuple[str, Any, Any, str, str], ...] = (
         ("device-memory", positive, None, "GIB", "memory of one GPU, in GiB"),
         ("nodes", whole(1, 10**5), 1, "N", "number of nodes (default 1)"),
         ("gpus-per-node", whole(1, 1024), 1, "N", "(default 1)"),
         ("network-gb-per-s", positive, 25.0, "X", "network of a node (default 25: 200 Gbit/s)"),
         ("link-gb-per-s", positive, 25.0, "X", "a GPU to its node's (default 25: PCIe 4.0 x16)"),
-        ("reserve", positive, 0.1, "SHARE", "memory left for CUDA and NCCL (default 0.1)"),
+        ("reserve", at_least(float, 0, 0.99), 0.1, "SHARE", reserve),
     )
     for name, kind, default, metavar, text in rows:
         more = {"type": kind, "default": default, "required": default is None}
@@ -229,31 +173,45 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the advice; 4 when nothing fits."""
     args = parser().parse_args(argv)
-    if args.reserve >= 1:
-        raise UsageError(f"--reserve {args.reserve:g}: must be less than 1")
-    base, subject = base_of(args, args.nodes, args.nodes * args.gpus_per_node), subject_of(args)
+    base = base_of(args, args.nodes, args.nodes * args.gpus_per_node)
+    subject = Subject(classes=args.classes, images=args.images)
     usable = args.device_memory * GIB * (1 - args.reserve)
     links = links_of(args.network_gb_per_s, args.link_gb_per_s)
-    options, refused = options_of(base, subject, usable, links)
+    # Those that use all of these GPUs.
+    alone = base.world_size == 1
+    names = [n for n, f in FACTS.items() if f.one_rank == alone and not f.whole_node]
+    found, refused = footprints(base, subject, names)
+    options = []
+    for each in found:
+        messages, idle = step_messages(each, subject), idle_share(each.spec)
+        fits, takes_s = each.total <= usable, seconds(messages, links)
+        options.append(Option(each, fits, takes_s, waits(messages), idle))
     if not options:
         raise UsageError(next(iter(refused.values())))
     taken = choose(options)
-    lines = [head(base, subject), "", *table(options, usable, taken), ""]
+    gib = f"GiB of {usable / GIB:.3g}"
+    rows = [["", "strategy", gib, "fits", "communication", "waits", "idle"]]
+    for o in options:
+        costs = ["yes" if o.fits else "no", say_seconds(o.seconds), f"{o.waits}", f"{o.idle:.0%}"]
+        rows.append(["*" * (o is taken), o.label, amount(o.footprint.total, GIB), *costs])
+    lines = [head(base, subject), "", *text_table(rows), ""]
     lines += [f"   {label}: not applicable: {why}" for label, why in refused.items()]
-    lines += [_NOTES, *([_UNKNOWN] if subject.parameters else []), ""]
+    lines += [_NOTES, ""]
     if taken is None:
         least = min(options, key=lambda option: option.footprint.total)
-        smaller = ", a smaller batch (--batch-size-per-rank), --accumulate or "
-        smaller += "--activation-checkpointing"
         lines.append(
             f"nothing fits into {usable / GIB:.3g} GiB. The smallest is {least.label} with "
-            f"{least.gib}: ask again with more GPUs{smaller * (subject.parameters is None)}"
+            f"{least.gib}: ask again with more GPUs, a smaller batch (--batch-size-per-rank), "
+            "--accumulate or --activation-checkpointing"
         )
     else:
         used = f"it takes {taken.footprint.total / usable:.0%} of the memory that may be used"
         lines.append(f"recommended: {taken.label}")
         lines += [f"  - {line}" for line in (*reasons(taken, options), f"{used} on each GPU")]
-        lines += ["run:", f"  {command_line(taken.footprint.spec, subject)}"]
+        spec = taken.footprint.spec
+        start = f"sbatch --nodes={spec.nodes} --ntasks-per-node={spec.ranks_per_node}"
+        start += f" --gpus-per-node={spec.ranks_per_node} run.sh"
+        lines += ["run:", f"  {start} {shlex.join(spec.arguments())}"]
     print("\n".join(lines))
     return Exit.OK if taken else Exit.THRESHOLD
 

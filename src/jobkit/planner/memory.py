@@ -8,7 +8,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from jobkit.errors import Exit, Parser, UsageError, command, whole
 from jobkit.spec.options import add_spec_arguments, chosen_settings
@@ -17,8 +17,6 @@ from jobkit.spec.strategies import FACTS
 from jobkit.units import GIB, MIB
 
 if TYPE_CHECKING:
-    from jobkit.payload.strategies import Strategy
-    from jobkit.payload.strategies.pipeline import Pipeline
     from jobkit.planner.activations import Stage
 
 EPILOG = """examples:
@@ -51,7 +49,6 @@ class Subject:
 class Footprint:
     """Bytes on the GPU that has most. None: unknown, as only the model's size is known."""
 
-    label: str
     spec: RunSpec
     parameters: int
     gradients: int
@@ -61,6 +58,11 @@ class Footprint:
     communication: int | None = None
     data: int = 0
     offloaded: int = 0  # of these bytes, in the node's memory instead
+
+    @property
+    def label(self) -> str:
+        """The strategy with its mode."""
+        return FACTS[self.spec.strategy].label(self.spec.to_dict())
 
     @property
     def total(self) -> int:
@@ -78,20 +80,17 @@ def footprint(spec: RunSpec, subject: Subject, devices: int = 1) -> Footprint:
     if subject.parameters is not None:
         size = _FP32 * subject.parameters
         unknown = facts.splits_model or (facts.shards_state and spec.fsdp_reshard_after_forward)
-        return _footprint(
-            spec,
-            -(-size // shards),
-            -(-size // shards),
-            communication=None if unknown else size if facts.shards_state else 0,
-        )
+        sent = None if unknown else size if facts.shards_state else 0
+        return _footprint(spec, -(-size // shards), -(-size // shards), communication=sent)
     if facts.splits_model:
-        return _of_pipeline(cast("Pipeline", strategy), subject)
+        ranks = range(strategy.ranks)
+        stages = follow_stages(strategy, subject)
+        found = [_of_pipeline_rank(strategy, subject, stages, rank) for rank in ranks]
+        return max(found, key=lambda footprint: footprint.total)
     from jobkit.planner.activations import follow
 
-    ranks = devices if facts.whole_node else spec.world_size
-    step_images = -(-spec.steps_batch_size // ranks)
-    added_up = spec.accumulate > 1
-    images = -(-step_images // spec.accumulate)
+    step_images = -(-spec.steps_batch_size // (devices if facts.whole_node else spec.world_size))
+    images, added_up = -(-step_images // spec.accumulate), spec.accumulate > 1
     new = not (added_up or facts.keeps_gradients or facts.shards_state)
     (stage,) = follow(spec, images, subject.classes, new)
     parameters, gradients = -(-stage.parameters // shards), -(-stage.gradients // shards)
@@ -100,8 +99,7 @@ def footprint(spec: RunSpec, subject: Subject, devices: int = 1) -> Footprint:
         gathered, group, largest = _gathered(spec, subject)
         # A group's gradients are there whole before they are reduced to shards; those that
         # microbatches add up stay whole.
-        whole = stage.gradients if added_up else group
-        communication = gathered + max(0, whole - gradients)
+        communication = gathered + max(0, (stage.gradients if added_up else group) - gradients)
         activations -= 0 if added_up else largest
     elif facts.keeps_gradients:
         # A hook that compresses keeps its results beside the buckets; gradients that microbatches
@@ -115,7 +113,7 @@ def footprint(spec: RunSpec, subject: Subject, devices: int = 1) -> Footprint:
         buffers=stage.buffers,
         activations=activations,
         communication=communication,
-        data=_data(spec, subject, step_images * (devices if facts.whole_node else 1)),
+        data=_data(subject, step_images * (devices if facts.whole_node else 1)),
     )
 
 
@@ -123,19 +121,13 @@ def _footprint(spec: RunSpec, parameters: int, gradients: int, **parts: Any) -> 
     """With the optimizer's state: SGD keeps one number for each momentum, Adam two."""
     copies = 2 if spec.optimizer != "sgd" else int(spec.momentum > 0)
     optimizer = (copies + spec.speed_run) * gradients
-    offloaded = parameters + gradients + optimizer if spec.fsdp_cpu_offload else 0
-    return Footprint(
-        label=label_of(spec),
-        spec=spec,
-        parameters=parameters,
-        gradients=gradients,
-        optimizer=optimizer,
-        offloaded=offloaded if FACTS[spec.strategy].shards_state else 0,
-        **parts,
-    )
+    if spec.fsdp_cpu_offload and FACTS[spec.strategy].shards_state:
+        parts["offloaded"] = parameters + gradients + optimizer
+    sizes = {"parameters": parameters, "gradients": gradients, "optimizer": optimizer}
+    return Footprint(spec=spec, **sizes, **parts)
 
 
-def _data(spec: RunSpec, subject: Subject, step_images: int) -> int:
+def _data(subject: Subject, step_images: int) -> int:
     from jobkit.payload.batches import data_bytes
 
     return data_bytes(subject.images, step_images) if subject.images else 0
@@ -165,34 +157,35 @@ def _gathered(spec: RunSpec, subject: Subject) -> tuple[int, int, int]:
     return (root + kept) * size, max([root, *blocks]) * reduced, largest * size
 
 
-def _of_pipeline(strategy: "Pipeline", subject: Subject) -> Footprint:
-    """The rank of a pipeline that takes most."""
-    spec, stages = strategy.spec, follow_stages(strategy, subject)
+def _of_pipeline_rank(
+    strategy: Any, subject: Subject, stages: "Sequence[Stage]", rank: int
+) -> Footprint:
+    """One rank of a pipeline."""
+    spec, here, last = strategy.spec, strategy.stages_here(rank), strategy.num_stages - 1
+    own = [stages[i] for i in here]
+    gradients = sum(stage.gradients for stage in own)
+    # torch has a buffer for what each microbatch receives, going forward and backward.
+    received = sum(stages[i].taken + stages[i].given * (i < last) for i in here)
+    # Forward passes that wait for their backward pass, at most: GPipe keeps every microbatch; 1F1B
+    # one for each stage from this one to the last; the interleaved schedule those of torch's
+    # ScheduleInterleaved1F1B, over all stages of the rank.
+    parts, later = strategy.microbatches, strategy.ranks - 1 - rank
+    in_turns = (len(own) - 1) * strategy.ranks + 2 * later + 1
+    waiting = {"gpipe": parts, "1f1b": later + 1}.get(strategy.schedule, in_turns)
+    waiting = min(parts * len(own), waiting) - 1
+    saved = sum(stage.saved for stage in own) // len(own)
+    return _footprint(
+        spec,
+        sum(stage.parameters for stage in own),
+        gradients,
+        buffers=sum(stage.buffers for stage in own),
+        activations=waiting * saved + max(stage.peak for stage in own),
+        communication=received * parts + gradients * (strategy.data_world_size > 1),
+        data=_data(subject, -(-spec.steps_batch_size // strategy.data_world_size)),
+    )
 
-    def of_rank(rank: int) -> Footprint:
-        here = strategy.stages_here(rank)
-        own = [stages[i] for i in here]
-        gradients = sum(stage.gradients for stage in own)
-        # torch has a buffer for what each microbatch receives, going forward and backward.
-        received = sum(stages[i].taken for i in here)
-        received += sum(stages[i].given for i in here if i < strategy.num_stages - 1)
-        saved = sum(stage.saved for stage in own) // len(own)
-        waiting = (_in_flight(strategy, rank) - 1) * saved
-        return _footprint(
-            spec,
-            sum(stage.parameters for stage in own),
-            gradients,
-            buffers=sum(stage.buffers for stage in own),
-            activations=waiting + max(stage.peak for stage in own),
-            communication=received * strategy.microbatches
-            + gradients * (strategy.data_world_size > 1),
-            data=_data(spec, subject, -(-spec.steps_batch_size // strategy.data_world_size)),
-        )
 
-    return max(map(of_rank, range(strategy.ranks)), key=lambda footprint: footprint.total)
-
-
-def follow_stages(strategy: "Pipeline", subject: Subject) -> "list[Stage]":
+def follow_stages(strategy: Any, subject: Subject) -> "list[Stage]":
     """The passes of a pipeline's stages over one microbatch."""
     from jobkit.planner.activations import follow
 
@@ -202,21 +195,7 @@ def follow_stages(strategy: "Pipeline", subject: Subject) -> "list[Stage]":
     return follow(spec, images, subject.classes, new=False, cut=strategy.stages_of)
 
 
-def _in_flight(strategy: "Pipeline", rank: int) -> int:
-    """Forward passes of a rank's stages that wait for their backward pass, at most.
-
-    GPipe keeps every microbatch; 1F1B one for each stage from this one to the last; the
-    interleaved schedule those of torch's ScheduleInterleaved1F1B, over all stages of the rank.
-    """
-    parts, later = strategy.microbatches, strategy.ranks - 1 - rank
-    on_one = strategy.num_stages // strategy.ranks
-    first = {"gpipe": parts, "1f1b": later + 1}.get(
-        strategy.schedule, (on_one - 1) * strategy.ranks + 2 * later + 1
-    )
-    return min(parts * on_one, first)
-
-
-def strategy_of(spec: RunSpec) -> "Strategy":
+def strategy_of(spec: RunSpec) -> Any:
     """The strategy, checked. Raises UsageError where its settings cannot be."""
     import torch
 
@@ -229,19 +208,16 @@ def strategy_of(spec: RunSpec) -> "Strategy":
     return strategy
 
 
-def label_of(spec: RunSpec) -> str:
-    """The name of a strategy with its mode, as variants has it."""
-    return FACTS[spec.strategy].label(spec.to_dict())
-
-
-def variants(base: RunSpec) -> dict[str, RunSpec]:
-    """Every strategy and mode with the settings of base, by label.
+def footprints(
+    base: RunSpec, subject: Subject, strategies: Sequence[str] = tuple(FACTS)
+) -> tuple[list[Footprint], dict[str, str]]:
+    """Each strategy and mode with the settings of base, and by label why others are impossible.
 
     base: of any number of ranks; single and dp have one, dp with all devices of a node.
     """
-    found = {}
-    for name, facts in FACTS.items():
-        start = base
+    found, refused = [], {}
+    for name in strategies:
+        facts, start = FACTS[name], base
         if facts.one_rank:
             changes: dict[str, Any] = {"nodes": 1, "ranks_per_node": 1, "strategy": name}
             if facts.whole_node:  # the same images for each device as with more nodes
@@ -249,21 +225,8 @@ def variants(base: RunSpec) -> dict[str, RunSpec]:
                 changes |= {"batch_size_per_rank": None, "global_batch_size": whole}
             start = replace(base, **changes)
         for label, mode in facts.modes(start.to_dict()).items():
-            found[label] = replace(start, strategy=name, **mode)
-    return found
-
-
-def footprints(
-    base: RunSpec, subject: Subject, only: Sequence[str] | None = None
-) -> tuple[list[Footprint], dict[str, str]]:
-    """Each strategy's footprint, and why the others are not applicable, by label.
-
-    only: of these labels, where they are possible.
-    """
-    found, refused = [], {}
-    for label, spec in variants(base).items():
-        if only is None or label in only:
             try:
+                spec = replace(start, strategy=name, **mode)
                 found.append(footprint(spec, subject, devices=base.ranks_per_node))
             except UsageError as error:
                 refused[label] = str(error)
@@ -271,34 +234,13 @@ def footprints(
 
 
 def add_model_arguments(parser: Parser, skip: Sequence[str] = ()) -> None:
-    """Add the settings that matter here, and two ways to say how large the model is."""
-    parser.add_argument(
-        "--parameters",
-        type=whole(1),
-        metavar="N",
-        help="instead of a model: its number of parameters, as 7e9 (without activations)",
-    )
-    parser.add_argument(
-        "--classes", type=whole(1), default=10, metavar="N", help="classes of the data (default 10)"
-    )
-    parser.add_argument(
-        "--images",
-        type=whole(0),
-        metavar="N",
-        help="training and test images of the data set, which stay on each GPU (default "
-        f"{_IMAGES:,}, as CIFAR-10 has; 0 with --parameters)",
-    )
+    """Add the settings that matter here, and the size of the data."""
+    classes = "classes of the data (default 10)"
+    parser.add_argument("--classes", type=whole(1), default=10, metavar="N", help=classes)
+    images = "training and test images of the data set, which stay on each GPU (default "
+    images += f"{_IMAGES:,}, as CIFAR-10 has)"
+    parser.add_argument("--images", type=whole(0), default=_IMAGES, metavar="N", help=images)
     add_spec_arguments(parser, skip=(*_SKIPPED, *skip))
-
-
-def subject_of(args: argparse.Namespace) -> Subject:
-    """The model, or the bare size. Raises UsageError for a model and a size at once."""
-    if args.parameters and ("model" in args or "width" in args):
-        raise UsageError("--parameters stands for a model: leave out --model and --width")
-    images = args.images
-    if images is None:
-        images = 0 if args.parameters else _IMAGES
-    return Subject(classes=args.classes, parameters=args.parameters, images=images)
 
 
 def base_of(args: argparse.Namespace, nodes: int, gpus: int) -> RunSpec:
@@ -313,19 +255,19 @@ def base_of(args: argparse.Namespace, nodes: int, gpus: int) -> RunSpec:
 
 def head(base: RunSpec, subject: Subject) -> str:
     """What a table is of."""
-    name, count = "a model", subject.parameters
+    name, count, images = "a model", subject.parameters, ""
     if count is None:
         from jobkit.planner.activations import fake_model
 
         model, _ = fake_model(base.model, base.width, base.hidden, subject.classes)
         name, count = base.model, sum(p.numel() for p in model.parameters())
         name += f", width {base.width}" if base.width > 1 else ""
+        images = f", {-(-base.steps_batch_size // base.world_size)} images per step on each"
     precision = base.precision if base.precision != "auto" else "fp32"  # takes the most memory
     ranks = f"{base.world_size} GPU{'s' * (base.world_size > 1)}"
     nodes = f" on {base.nodes} nodes" if base.nodes > 1 else ""
-    images = f", {-(-base.steps_batch_size // base.world_size)} images per step on each"
     of = f"{count:,} parameters, {base.optimizer}, {precision}, {ranks}{nodes}"
-    return f"{name}: {of}{images if subject.parameters is None else ''}"
+    return f"{name}: {of}{images}"
 
 
 def amount(size: int | None, unit: int) -> str:
@@ -338,17 +280,6 @@ def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     form = "  ".join(f"{{:{'<' if i < 2 else '>'}{width}}}" for i, width in enumerate(widths))
     return [form.format(*row) for row in rows]
-
-
-def table(footprints: Sequence[Footprint], label: str) -> list[str]:
-    """The footprints for a reader, one line each; a star at the requested label."""
-    large = max(footprint.total for footprint in footprints) >= GIB
-    name, unit = ("GiB", GIB) if large else ("MiB", MIB)
-    rows = [["", f"{name} (maximum over ranks)", *PARTS, "total"]]
-    for footprint in footprints:
-        sizes = [amount(getattr(footprint, part), unit) for part in (*PARTS, "total")]
-        rows.append(["*" * (footprint.label == label), footprint.label, *sizes])
-    return text_table(rows)
 
 
 _NOTES = """
@@ -366,12 +297,11 @@ def parser() -> Parser:
         description=__doc__.splitlines()[0],
         epilog=EPILOG,
     )
-    parser.add_argument(
-        "--gpus", type=whole(1, 10**6), default=1, metavar="N", help="number of ranks (default 1)"
-    )
-    parser.add_argument(
-        "--nodes", type=whole(1, 10**6), default=1, metavar="N", help="number of nodes (default 1)"
-    )
+    add, number = parser.add_argument, whole(1, 10**6)
+    add("--gpus", type=number, default=1, metavar="N", help="number of ranks (default 1)")
+    add("--nodes", type=number, default=1, metavar="N", help="number of nodes (default 1)")
+    size = "instead of a model: its number of parameters, as 7e9 (without activations and data)"
+    add("--parameters", type=whole(1), metavar="N", help=size)
     add_model_arguments(parser)
     return parser
 
@@ -380,16 +310,27 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table; return the exit code."""
     args = parser().parse_args(argv)
-    subject, base = subject_of(args), base_of(args, args.nodes, args.gpus)
+    if args.parameters and ("model" in args or "width" in args):
+        raise UsageError("--parameters stands for a model: leave out --model and --width")
+    images = 0 if args.parameters else args.images
+    subject = Subject(classes=args.classes, images=images, parameters=args.parameters)
+    base = base_of(args, args.nodes, args.gpus)
     label = getattr(args, "strategy", "ddp")
-    label = label if label != base.strategy else label_of(base)
+    if label == base.strategy:
+        label = FACTS[label].label(base.to_dict())
     found, refused = footprints(base, subject)
     if label in refused or not found:
         raise UsageError(refused.get(label) or next(iter(refused.values())))
-    print("\n".join([head(base, subject), "", *table(found, label), _NOTES]))
-    if any(footprint.activations is None for footprint in found):
+    large = max(footprint.total for footprint in found) >= GIB
+    name, unit = ("GiB", GIB) if large else ("MiB", MIB)
+    rows = [["", f"{name} (maximum over ranks)", *PARTS, "total"]]
+    for each in found:
+        sizes = [amount(getattr(each, part), unit) for part in (*PARTS, "total")]
+        rows.append(["*" * (each.label == label), each.label, *sizes])
+    print("\n".join([head(base, subject), "", *text_table(rows), _NOTES]))
+    if any(each.activations is None for each in found):
         print("  -: needs a model; of this one only the size is known.")
-    if any(footprint.offloaded for footprint in found):
+    if any(each.offloaded for each in found):
         print("  --fsdp-cpu-offload: what fsdp keeps is on the host; total leaves it out.")
     for name, why in refused.items():
         print(f"  {name}: not applicable: {why}")

@@ -189,7 +189,11 @@ REFUSED = (
     (advise, "", "the following arguments are required: --device-memory"),
     (advise, "--device-memory 0", "argument --device-memory: '0': must be a number over 0"),
     (advise, "--device-memory 80 --network-gb-per-s inf", "must be a number over 0"),
-    (advise, "--device-memory 80 --reserve 1", "--reserve 1: must be less than 1"),
+    (
+        advise,
+        "--device-memory 80 --reserve 1",
+        "argument --reserve: '1': must be a number, 0 or more, at most 0.99",
+    ),
     (advise, "--device-memory 80 --model rsenet18", "did you mean 'resnet18'?"),
     (advise, "--device-memory 80 --strategy ddp", "unrecognized arguments: --strategy ddp"),
 )
