@@ -277,31 +277,6 @@ def test_ranks_that_save_at_term_under_torchrun_are_preempted(run: Kit) -> None:
     assert run.outcome()["status"] == "preempted"
 
 
-UNEVEN = {**JOB, "SLURM_NTASKS": "5", "SLURM_JOB_NUM_NODES": "2"}
-BAD: list[tuple[list[str], dict[str, str], str]] = [
-    (["--epochs", "3", "--", "true"], {}, "unknown option --epochs: after -- comes the command"),
-    (["--"], {}, "-- needs a command after it"),
-    (["--launcher", "mpirun", "--", "true"], {}, "must be srun, torchrun or once"),
-    (["--launcher", "once"], {}, "are of a command, which comes after --"),
-    (["--work-per-step", "0x3", "--unit", "u", "--", "true"], {}, "must be a number above 0"),
-    (["--work-per-step", "3", "--", "true"], {}, "--work-per-step needs --unit"),
-    (["--warmup-steps", "-1", "--", "true"], {}, "must be a whole number"),
-    (["--why", "all", "--", "true"], {}, "must be a whole number of steps, 0 or more"),
-    (["--unit", "a\nb", "--", "true"], {}, "must be text without a control character"),
-    (["--comm", "--", "true"], {}, "--comm measures instead of a command"),
-    (["--", "true"], UNEVEN, "5 tasks on 2 nodes: give --nodes and --ntasks-per-node"),
-    (["--", "true"], {"JOBKIT_ENERGY": "nvml,joules"}, f"name some of {', '.join(COUNTERS)}"),
-    (["--", "true"], {"JOBKIT_ENERGY": "none,rapl"}, "separated by commas, or none"),
-]
-
-
-@pytest.mark.parametrize(("words", "variables", "said"), BAD, ids=[said for *_, said in BAD])
-def test_wrong_use_is_one_line_and_2(run, words, variables, said) -> None:
-    done = run(*words, **variables)
-    assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
-    assert not run.run_dir.exists()
-
-
 def test_a_dry_run_shows_the_command_and_starts_nothing(run: Kit) -> None:
     energy = ",".join(COUNTERS)
     done = run("--dry-run", "--nproc-per-node=3", "--", "touch", "a b", JOBKIT_ENERGY=energy)

@@ -140,23 +140,23 @@ def _valid_names(reason: str) -> str:
 # Whose a job is: job ids come from files that somebody else may have written.
 
 
-def own_jobs(whose: str, job_ids: Sequence[str], names: Collection[str] = ()) -> list[str]:
-    """Those of the jobs that Slurm knows to wait or run, after it was asked whose they are.
+def own_jobs(study: str, job_ids: Sequence[str], names: Collection[str]) -> list[str]:
+    """Those of the jobs that Slurm knows, after it was asked whose they are.
 
-    names: those that they may have; none: any. Raises UsageError for what is no job id, and where
-    Slurm has a job of another user or of another name.
+    names: those that a job of the study may have. Raises UsageError for what is no job id, and
+    where Slurm has a job of another user or of another name.
     """
     masters = ",".join(dict.fromkeys(_check_id(job_id).split("_")[0] for job_id in job_ids))
     done = call(["squeue", "-h", "-t", "all", "-j", masters, "-o", "%F|%U|%j"])
     if done.returncode and "Invalid job id" not in done.stderr:
         why = " ".join(done.stderr.split())
-        raise UsageError(f"{whose}: squeue failed, nothing was cancelled: {why}")
+        raise UsageError(f"{study}: squeue failed, nothing was cancelled: {why}")
     known = set()
     for line in done.stdout.splitlines():
         job_id, uid, name = [*line.strip().split("|", 2), "", ""][:3]
-        if uid != str(os.geteuid()) or (names and name not in names):
+        if uid != str(os.geteuid()) or name not in names:
             raise UsageError(
-                f"Slurm job {job_id} ('{name}' of user id {uid}) is no job of {whose}, though a "
+                f"Slurm job {job_id} ('{name}' of user id {uid}) is no job of {study}, though a "
                 "file in its folder says so: nothing was cancelled"
             )
         known.add(job_id)

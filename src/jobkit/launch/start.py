@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import util
 from pathlib import Path
 
 from jobkit.errors import UsageError
@@ -82,11 +81,16 @@ class Run:
     options: dict[str, str]
     training: list[str]  # what the training gets
     command: list[str]  # or a command of the user's
+    launcher: str  # of a command; training
+    module: str  # of the training
     only: str  # check or dry-run: nothing is written
+    stop_signal: str  # on which the run saves and ends, as USR2
+    why: str  # how many steps are profiled at each of a few places
     allocation: bool
     python: str  # of the ranks
     nodes: int = 1
     ranks: int = 1  # on each node
+    machine: int = 0  # the number of this machine, of several without Slurm
     folder: Path = Path()
     new_folder: bool = False  # nobody asked for one: a new one in logs/
     attempt: int = 0
@@ -95,41 +99,13 @@ class Run:
     job: dict[str, object] | None = None  # job.json, where it is this process's
 
     @property
-    def launcher(self) -> str:
-        return self.options.get("launcher", "srun") if self.command else "training"
-
-    @property
-    def module(self) -> str:
-        return "jobkit.checks.comm" if "comm" in self.options else "jobkit.payload.main"
-
-    @property
     def paths(self) -> RunPaths:
         return RunPaths(self.folder)
-
-    @property
-    def machine(self) -> int:
-        """The number of this machine, of several without Slurm."""
-        return int(self.options.get("node-rank", 0))
 
     @property
     def shared(self) -> bool:
         """Whether several machines without Slurm have one folder."""
         return "nnodes" in self.options and not self.new_folder
-
-    @property
-    def stop_signal(self) -> str:
-        """The signal on which the run saves and ends; the training checks the option itself."""
-        return "USR1" if self.shared_option("stop-signal") == "USR1" else "USR2"
-
-    @property
-    def why(self) -> str:
-        """How many steps are profiled at each of a few places; the training checks it itself."""
-        return self.shared_option("why") or "5"
-
-    def shared_option(self, name: str) -> str:
-        """The value of an option that both the training and a command have."""
-        match = re.search(rf"(?:^|\0)--{name}[\0=]([^\0]*)", "\0".join(self.training))
-        return match[1] if match else ""
 
 
 def parse(words: Sequence[str]) -> tuple[dict[str, str], list[str], list[str]]:
@@ -212,9 +188,19 @@ def read_run(argv: Sequence[str]) -> Run:
         rest = rest[int(count) :]
     options, training, command = parse(rest)
     only = [w[2:].partition("=")[0] for w in training if re.match(r"--(check|dry-run)(=|$)", w)]
+
+    def of_both(name: str, default: str) -> str:
+        """The value of an option that both the training and a command have; each checks it."""
+        match = re.search(rf"(?:^|\0)--{name}[\0=]([^\0]*)", "\0".join(training))
+        return match[1] if match else default
+
     run = Run(
         run_sh=Path(run_sh), srun_options=of_site[0], inside=of_site[1], words=rest,
         options=options, training=training, command=command, only=(only or [""])[0],
+        launcher=options.get("launcher", "srun") if command else "training",
+        module="jobkit.checks.comm" if "comm" in options else "jobkit.payload.main",
+        stop_signal="USR1" if of_both("stop-signal", "") == "USR1" else "USR2",
+        why=of_both("why", "5"), machine=int(options.get("node-rank", 0)),
         allocation=bool(os.environ.get("SLURM_JOB_ID")),
         python=os.environ.get("JOBKIT_PYTHON") or "python",
     )  # fmt: skip
@@ -251,7 +237,7 @@ def choose_python(run: Run) -> None:
     own_python = root / ".venv" / "bin" / "python"
     advice = "run 'make venv' once, then 'source .venv/bin/activate'"
     if root.name == "_kit":  # installed by pip
-        own_python = Path(sys.prefix, "bin", "python")
+        own_python = Path(sys.executable)
         pip = "python -m pip install '/path/to/jobkit[payload]'"
         advice = f'run "{pip}", of a checkout or a wheel'
     path = shutil.which(run.python)
@@ -267,11 +253,8 @@ def choose_python(run: Run) -> None:
 
 def _has_torch(python: str) -> bool:
     """Whether a Python has torch and torchvision, which are looked for and not imported."""
-    names = ("torch", "torchvision")
-    if Path(python).absolute() == Path(sys.executable).absolute():
-        return all(map(util.find_spec, names))
     text = "import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"
-    return subprocess.run([python, "-c", text, *names]).returncode == 0
+    return subprocess.run([python, "-c", text, "torch", "torchvision"]).returncode == 0
 
 
 # --- the lines of srun and torchrun ---------------------------------------------------------------

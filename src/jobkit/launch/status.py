@@ -1,19 +1,21 @@
 """`python -m jobkit status`: the state and progress of each run of a study."""
 
-import argparse
+import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jobkit.entry import output_is_lost
-from jobkit.errors import Exit, Parser, at_least, command, one_line
+from jobkit.errors import Exit, Parser, command, one_line
 from jobkit.launch.states import States
 from jobkit.outcome.state import BAD_ENDS, UNDER_WAY
+from jobkit.paths import short_path
 from jobkit.spec.study import find_study, is_of_logs, read_plan
 
 MAX_SHOWN = 200  # runs in a table
+INTERVAL_S = 2.0  # between two looks of --watch
 
 EPILOG = """examples:
   python -m jobkit status                  the newest study
@@ -26,8 +28,9 @@ of other programs the mean of the steps after the warm-up.
 """
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line of status."""
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Show a study's state; 0 whatever the states of its runs are."""
     options = Parser(
         prog="jobkit status",
         description="Show the state and progress of each run of a study; of more than "
@@ -37,20 +40,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("study", nargs="?", help="its name or folder (default: the newest)")
     options.add_argument("--watch", action="store_true", help="update until all runs have ended")
     options.add_argument("--json", action="store_true", help="print one JSON object instead")
-    options.add_argument(
-        "--interval",
-        type=at_least(float, 0.1),
-        default=2.0,
-        metavar="S",
-        help="seconds between updates (default 2)",
-    )
-    return options
-
-
-@command
-def main(argv: Sequence[str] | None = None) -> int:
-    """Show a study's state; 0 whatever the states of its runs are."""
-    args = parser().parse_args(argv)
+    args = options.parse_args(argv)
     folder = find_study(args.study, planned=True)
     if is_of_logs(folder):  # it has a list of logs and no run
         name = folder.resolve().name
@@ -61,52 +51,54 @@ def main(argv: Sequence[str] | None = None) -> int:
     looks = States(read_plan(folder))
     looks.look()
     if args.json:
-        print(json.dumps(as_json(looks), indent=1))
+        counts = Counter(state.status for state in looks.of_runs.values())
+        runs = [looks.row(run_id) for run_id in looks.plan.runs]
+        print(
+            json.dumps({"study": looks.plan.study.name, "counts": counts, "runs": runs}, indent=1)
+        )
     else:
-        _show(looks, args)
+        _show(looks, args.watch)
     return Exit.OK
 
 
-def _show(looks: States, args: argparse.Namespace) -> None:
-    """Print the table once, or update it until all runs have ended."""
+def _show(looks: States, watch: bool) -> None:
+    """Print the table once, or update it until all runs have ended.
+
+    A pipe or a file gets it whenever the status or the epoch of a run changed.
+    """
     from rich.console import Console  # --help needs no rich
     from rich.live import Live
 
     from jobkit.launch.view import study_view
 
     console = Console(highlight=False, markup=False)
-    draw = lambda: study_view(looks, rows(looks), console)  # noqa: E731
-    if not args.watch:
-        console.print(draw())
-    elif console.is_terminal:
-        with Live(draw(), console=console, auto_refresh=False) as live:
-            while any(state.status in UNDER_WAY for state in looks.of_runs.values()):
-                time.sleep(args.interval)
-                looks.look()
-                live.update(draw(), refresh=True)
-    else:
-        _print_changes(looks, lambda: console.print(draw()), args.interval)
-
-
-def _print_changes(looks: States, show: Callable[[], None], interval_s: float) -> None:
-    """Show the table whenever the status or the epoch of a run changed: for a pipe or a file."""
+    live = Live(console=console, auto_refresh=False) if console.is_terminal and watch else None
     printed = None
-    while not output_is_lost():
-        now = [(r["run_id"], r["status"], r["epoch"]) for r in rows(looks)]
-        if now != printed:
-            show()
+    with live or contextlib.nullcontext():
+        while not output_is_lost():
+            listed = rows(looks)
+            table = study_view(looks, listed, _more(looks, len(listed)))
+            now = [(row["run_id"], row["status"], row["epoch"]) for row in listed]
+            if live:
+                live.update(table, refresh=True)
+            elif now != printed:
+                console.print(table)
             printed = now
-        if not any(state.status in UNDER_WAY for state in looks.of_runs.values()):
-            return
-        time.sleep(interval_s)
-        looks.look()
+            states = looks.of_runs.values()
+            if not watch or not any(state.status in UNDER_WAY for state in states):
+                return
+            time.sleep(INTERVAL_S)
+            looks.look()
 
 
-def as_json(looks: States) -> dict[str, Any]:
-    """The study's state for a program."""
-    counts = Counter(state.status for state in looks.of_runs.values())
-    runs = [looks.row(run_id) for run_id in looks.plan.runs]
-    return {"study": looks.plan.study.name, "counts": dict(counts), "runs": runs}
+def _more(looks: States, shown: int) -> str:
+    """What the table does not show, or the next command where nothing was started."""
+    total, manifests = len(looks.plan.runs), looks.plan.paths.folder / "kubernetes"
+    if total > shown:
+        return f"{total - shown:,} of {total:,} runs are not listed here; --json has all"
+    if manifests.is_dir() and all(s.status == "missing" for s in looks.of_runs.values()):
+        return f"next: kubectl apply -f {short_path(manifests)}/"
+    return ""
 
 
 def rows(looks: States) -> list[dict[str, Any]]:

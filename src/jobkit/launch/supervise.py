@@ -190,7 +190,7 @@ def follow(run: Run, children: Children, signals: Signals) -> int:
     plain = not run.allocation and run.launcher in ("srun", "once")
     watch = None
     if run.command and run.launcher != "once":
-        watch = Watch(run.folder, os.environ)
+        watch = Watch(run.folder)
     may_hang = run.allocation and not run.command and not run.only
     warned, end_at, next_look, done_at = False, NEVER, 0.0, NEVER
     while not children.poll():
@@ -357,14 +357,6 @@ def prepare_allocation(run: Run) -> None:
     if run.command and environ.get("SLURM_GPUS_ON_NODE") and share < MIN_CORES_PER_GPU:
         text = f"{share} core{'s' * (share != 1)} for each rank on a GPU: ask for more"
         say("warning", f"{text}, as sbatch --cpus-per-task=8 run.sh")
-    folder = Path(environ.get("SLURM_SUBMIT_DIR") or "/nonexistent")
-    if (folder / "logs" / f"train-{job_id}.log").is_file():  # people type `tail -f train.log`
-        for kind in ("log", "err"):
-            link = folder / f"train.{kind}"
-            with contextlib.suppress(OSError):
-                if link.is_symlink():
-                    link.unlink()
-                link.symlink_to(f"logs/train-{job_id}.{kind}")  # never over a file of the user's
     shown = slurm_jobs.output(["squeue", "-h", "-j", job_id, "-o", "%A|%h"]) or ""
     # The counter of a node's energy counts what every job there uses: the ranks read it where no
     # other job can be, which they cannot see themselves. Of an array's last element squeue shows

@@ -11,7 +11,6 @@ from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -21,7 +20,7 @@ from jobkit.launch.states import Progress, States, counted, duration, progress
 from jobkit.outcome.state import FINAL, RunState, read_job
 from jobkit.paths import short_path
 
-_RECENT = 8  # ended runs that the live table still shows
+_RECENT = 8  # ended runs that a launch still shows
 _POLL_S = 0.4
 _COLOURS = {"ok": "green", "running": "cyan", "pending": "dim", "cancelled": "yellow"}
 # Runs that end so in their first minute would end so at any size: what they were given is wrong.
@@ -32,85 +31,52 @@ _MAX_NAMED = 3  # runs named where several ended for the same reason
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def study_view(
-    looks: States, listed: Sequence[Mapping[str, Any]], console: Console
-) -> RenderableType:
-    """The table or, on a terminal too narrow for it, a few lines for each run, none cut."""
-    total = len(looks.plan.runs)
+def study_view(looks: States, listed: Sequence[Mapping[str, Any]], more: str = "") -> Group:
+    """The table of these runs below how many there are of each status; more: a last line."""
     counts = Counter(state.status for state in looks.of_runs.values())
     summary = ", ".join(f"{n} {status}" for status, n in counts.items())
-    title = f"{looks.plan.study.name}: {counted(total, 'run')}: {summary}"
-    more, manifests = "", looks.plan.paths.folder / "kubernetes"
-    if total > len(listed):
-        more = f"{total - len(listed):,} of {total:,} runs are not listed here; --json has all"
-    elif counts["missing"] == total and manifests.is_dir():
-        more = f"next: kubectl apply -f {short_path(manifests)}/"
-    result = table(listed, title)
-    room = console.options.update(width=10_000)  # else the answer is never above the width
-    if console.measure(result, options=room).minimum <= console.width:
-        return Group(result, Text(more, overflow="fold")) if more else result
-    lines = [title]
-    for row in listed:
-        cells = [
-            f"{text} {name}" if name.endswith((")", "left")) else f"{name} {text}"
-            for name, text in _cells(row).items()
-            if text
-        ]
-        words = filter(None, (row["status"], *cells, _reason(row)))
-        lines += [row["run_id"], "  " + ", ".join(words)]
-    return Text("\n".join([*lines, *filter(None, [more])]), overflow="fold")
+    title = f"{looks.plan.study.name}: {counted(len(looks.plan.runs), 'run')}: {summary}"
+    parts: list[RenderableType] = [Text(title, overflow="fold"), _table(listed)]
+    return Group(*parts, *([Text(more, overflow="fold")] if more else []))
 
 
-def _cells(row: Mapping[str, Any]) -> dict[str, str]:
-    """What the table says of a run's progress, by column; empty where nothing is known."""
-    loss, rate = row["val_loss"], row["rate"]
-    what = "median epoch" if row["epoch"] else "mean step"
-    return {
-        "epoch": f"{row['epoch']}/{row['epochs']}" if row["epochs"] else "",
-        "step": f"{row['step']:,.0f}" if row["step"] is not None and not row["epochs"] else "",
-        "loss": "" if loss is None else f"{loss:.3f}",
-        f"{row['unit']}/s ({what})": "" if rate is None else f"{rate:,.0f}",
-        "time": duration(row["elapsed_s"]),
-        "left": duration(row["left_s"]),
-        "load": row["load"],
-    }
-
-
-def _reason(row: Mapping[str, Any]) -> str:
-    """Why a run waits or failed; empty where there is nothing to do."""
-    return "" if row["status"] in ("ok", "running") else str(row["reason"])
-
-
-def _cut(reason: str) -> str:
-    """A reason that leaves room on its line; the whole stands at the end and in the log."""
-    return reason if len(reason) <= _MAX_REASON else f"{reason[: _MAX_REASON - 4]} ..."
-
-
-def table(listed: Sequence[Mapping[str, Any]], title: str | None = None) -> Table:
+def _table(listed: Sequence[Mapping[str, Any]]) -> Table:
     """The runs with the columns in which a run has something; the headings say what each is."""
-    result = Table(title=title, box=None, padding=(0, 2, 0, 0), title_justify="left")
-    cells = [_cells(row) for row in listed]
-    names = [name for row in cells for name, text in row.items() if text]
-    order = ["epoch", "step", "loss", *(n for n in names if "/s (" in n), "time", "left", "load"]
-    columns = [name for name in dict.fromkeys(order) if name in names]
-    reasons = ["reason"] if any(_reason(row) for row in listed) else []
-    for heading in ("run", "status", *columns, *reasons):
-        result.add_column(
-            heading,
-            justify="left" if heading in ("run", "status", "load", "reason") else "right",
-            no_wrap=heading != "reason" and "/s (" not in heading,
-            overflow="fold",
-        )
+    rows: list[dict[str, str]] = []
     above = ""
-    for row, texts in zip(listed, cells, strict=True):
-        reason, above = "as above" if _reason(row) == above != "" else _reason(row), _reason(row)
-        result.add_row(
-            row["run_id"],
-            Text(row["status"], style=_COLOURS.get(row["status"], "red")),
-            *(texts.get(name, "") for name in columns),
-            *(reason for _ in reasons),
+    for row in listed:
+        loss, rate, step = row["val_loss"], row["rate"], row["step"]
+        what = "median epoch" if row["epoch"] else "mean step"
+        reason = "" if row["status"] in ("ok", "running") else str(row["reason"])
+        cells = {
+            "run": row["run_id"],
+            "status": row["status"],
+            "epoch": f"{row['epoch']}/{row['epochs']}" if row["epochs"] else "",
+            "step": f"{step:,.0f}" if step is not None and not row["epochs"] else "",
+            "loss": "" if loss is None else f"{loss:.3f}",
+            f"{row['unit']}/s ({what})": "" if rate is None else f"{rate:,.0f}",
+            "time": duration(row["elapsed_s"]),
+            "left": duration(row["left_s"]),
+            "load": row["load"],
+            "reason": "as above" if reason == above != "" else reason,
+        }
+        rows.append({name: text for name, text in cells.items() if text})
+        above = reason
+    order = ["run", "status", "epoch", "step", "loss", "/s", "time", "left", "load", "reason"]
+    names = {name for row in rows for name in row}
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    columns = sorted(names, key=lambda name: order.index("/s" if "/s (" in name else name))
+    for name in columns:
+        wide = name in ("run", "load", "reason") or "/s (" in name
+        left = name in ("run", "status", "load", "reason")
+        table.add_column(
+            name, justify="left" if left else "right", no_wrap=not wide, overflow="fold"
         )
-    return result
+    for row in rows:
+        style = _COLOURS.get(row["status"], "red")
+        cells = {**row, "status": Text(row["status"], style=style)}
+        table.add_row(*(cells.get(name, "") for name in columns))
+    return table
 
 
 # --- a launch in the foreground ---------------------------------------------------------------
@@ -198,19 +164,16 @@ class Foreground:
         except Interrupted as interrupted:
             for signum in _SIGNALS:
                 signal.signal(signum, signal.SIG_IGN)  # a second one must not leave orphans
-            return self._stop(interrupted.signum)
+            is_ctrl_c = interrupted.signum == signal.SIGINT
+            if self.launch.site is not None:
+                self._print(f"the jobs continue; to end them: python -m jobkit cancel {self.name}")
+                self._print_left()
+            else:
+                self._print("stopping: ending the active runs ...", "yellow")
+                self.launch.cancel()
+                self._print_runs(self.launch.states())
+            return Exit.INTERRUPTED if is_ctrl_c else Exit.TERMINATED
         return self.conclude()
-
-    def _stop(self, signum: int) -> int:
-        code = Exit.INTERRUPTED if signum == signal.SIGINT else Exit.TERMINATED
-        if self.launch.site is not None:
-            self._print(f"the jobs continue; to end them: python -m jobkit cancel {self.name}")
-            self._print_left()
-            return code
-        self._print("stopping: ending the active runs ...", "yellow")
-        self.launch.cancel()
-        self._print_runs(self.launch.states())
-        return code
 
     def watch(self) -> None:
         """Show the runs until all have ended: a live table, or one line for each change."""
@@ -225,8 +188,7 @@ class Foreground:
 
     def _look_and_pause(self) -> bool:
         """Read the states of all runs; return whether one still waits or runs."""
-        begin = time.monotonic()
-        active = self.launch.running()
+        begin, active = time.monotonic(), self.launch.running()
         before, self.states = self.states, self.launch.states()
         for run_id in self.launch.run_ids:
             status = self.states[run_id].status
@@ -248,18 +210,19 @@ class Foreground:
 
     def _bad_input(self) -> int:
         """How many runs failed early, all for one reason that lies in their input; else 0."""
-        states = {run_id: self.states[run_id] for run_id in self.launch.run_ids}
-        ended = {run_id: state for run_id, state in states.items() if state.status in FINAL}
+        states = ((run_id, self.states[run_id]) for run_id in self.launch.run_ids)
+        ended = {run_id: state for run_id, state in states if state.status in FINAL}
         if self.launch.site is not None or len(ended) < _ALIKE:
             return 0
-        alike = len({(state.status, state.reason) for state in ended.values()}) == 1
+        if len({(state.status, state.reason) for state in ended.values()}) > 1:
+            return 0
         bad = all(
             state.status == "failed"
             and (state.exit_code == Exit.USAGE or _BAD_INPUT.search(state.reason))
             and (self.progress[run_id].elapsed_s or 0.0) < _EARLY_S
             for run_id, state in ended.items()
         )
-        return len(ended) if alike and bad else 0
+        return len(ended) if bad else 0
 
     def _print_events(self) -> None:
         """Print one line for each change since the last update: a start, an epoch, an end."""
@@ -274,89 +237,62 @@ class Foreground:
                 text = at.text if at and at.text else "started"
             elif state.status == "ok":
                 text = f"ok{took}{', ' + at.text if at and at.text else ''}"
-            else:
-                text = f"{state.status}{took}: {_cut(state.reason)}"
+            else:  # the whole reason stands at the end and in the log
+                reason = state.reason
+                cut = reason if len(reason) <= _MAX_REASON else f"{reason[: _MAX_REASON - 4]} ..."
+                text = f"{state.status}{took}: {cut}"
             line = f"[{number}/{len(self.launch.run_ids)}] {run_id}: {text}"
             self._print(line, _COLOURS.get(state.status, "red"))
 
     def _live(self) -> RenderableType:
-        """The runs at work, the last ones that ended, a bar, and the time left."""
+        """The runs at work, the last ones that ended, and the time left."""
         run_ids, states = self.launch.run_ids, self.states
-        ended = [r for r in run_ids if states[r].status in FINAL][-_RECENT:]
-        running = [r for r in run_ids if states[r].status == "running"]
-        looks = self.launch.looks
-        listed = [looks.row(run_id, self.progress.get(run_id)) for run_id in ended + running]
-        counts = Counter(states[r].status for r in run_ids)
-        done = sum(counts[status] for status in FINAL)
-        at_work = (self.progress[r] for r in running if r in self.progress)
-        part = sum(at.epoch / at.epochs for at in at_work if at.epochs)
-        summary = ", ".join(f"{n} {status}" for status, n in counts.items())
+        ended = [run_id for run_id in run_ids if states[run_id].status in FINAL]
+        running = [run_id for run_id in run_ids if states[run_id].status == "running"]
         times = f"{duration(time.monotonic() - self._begun)} elapsed"
         if (left := self.left_s()) is not None:
             times += f", about {duration(left)} left"
-        grid = Table.grid(padding=(0, 2, 0, 0))
-        bar = ProgressBar(total=len(run_ids), completed=done + part, width=30)
-        grid.add_row(bar, f"{done}/{len(run_ids)} runs", Text(summary, style="dim"), times)
-        return Group(table(listed), Text(""), grid)
+        looks, listed = self.launch.looks, [*ended[-_RECENT:], *running]
+        rows = [looks.row(run_id, self.progress.get(run_id)) for run_id in listed]
+        return study_view(looks, rows, f"{len(ended)} of {len(run_ids)} runs, {times}")
 
     def left_s(self) -> float | None:
-        """Estimated seconds until all runs have ended; None before the first epoch has."""
+        """Estimated seconds until all runs have ended, by those that were ok; None before."""
         status = {run_id: self.states[run_id].status for run_id in self.launch.run_ids}
-        ok = [at.elapsed_s for r, at in self.progress.items() if status[r] == "ok"]
-        running = [at for r, at in self.progress.items() if status[r] == "running"]
-        whole = [
-            at.elapsed_s + at.left_s
-            for at in running
-            if at.left_s is not None and at.elapsed_s is not None
-        ]
-        took = [seconds for seconds in ok if seconds is not None] or whole
-        if not took:
+        took = [at.elapsed_s for r, at in self.progress.items() if status[r] == "ok"]
+        known = [seconds for seconds in took if seconds is not None]
+        if not known:
             return None
-        usual = statistics.median(took)
-        waiting = sum(name in ("pending", "missing") for name in status.values())
-        left = sum(
-            at.left_s if at.left_s is not None else max(0.0, usual - (at.elapsed_s or 0.0))
-            for at in running
-        )
-        return (left + waiting * usual) / (self.launch.at_once or max(1, len(running)))
+        open_runs = sum(name not in FINAL for name in status.values())
+        return statistics.median(known) * open_runs / (self.launch.at_once or open_runs or 1)
 
     # --- the end ------------------------------------------------------------------------------
 
     def conclude(self) -> int:
         """Print what became of the runs, where their files are, and the next command."""
         states = self.launch.states()
-        any_ok = any(state.status == "ok" for state in states.values())
         all_ok = self._print_runs(states)
-        self._print_rates()
+        self._print_copies(states)
         folder = short_path(self.launch.folder)
         self._print(f"files: {folder}: a folder for each run, with its log and its records")
-        if any_ok:
+        if any(state.status == "ok" for state in states.values()):
             self._print(
                 f"next: ./plot_results.sh {shlex.quote(folder)}    (tables, figures, report)"
             )
         return Exit.OK if all_ok else Exit.FAILED
 
-    def _print_rates(self) -> None:
-        """Print the fastest and the slowest run, and which runs were copies of one program."""
+    def _print_copies(self, states: Mapping[str, RunState]) -> None:
+        """Print where runs were copies of one program: their rates are no speed-up."""
         plan = self.launch.plan
-        ok = [r for r in plan.runs if r in self.states and self.states[r].status == "ok"]
-        copies = [
-            run_id
-            for run_id in ok
-            if plan.runs[run_id].world_size > 1
+        copies = sum(
+            spec.world_size > 1
+            and states[run_id].status == "ok"
             and (read_job(plan.paths.run(run_id)) or {}).get("ranks_together") == "none"
-        ]
-        rates = [
-            (at.rate, run_id, at.unit)
-            for run_id, at in self.progress.items()
-            if at.rate is not None and run_id in ok and not copies
-        ]
-        if len(rates) > 1 and len({unit for _, _, unit in rates}) == 1:
-            (high, best, unit), (low, worst, _) = max(rates), min(rates)
-            self._print(f"fastest: {best}, {high:,.0f} {unit}/s; slowest: {worst}, {low:,.0f}")
+            for run_id, spec in plan.runs.items()
+        )
         if copies:
             self._print(
-                f"copies: nothing shows that the ranks of {counted(len(copies), 'run')} worked "
+                f"copies: nothing shows that the ranks of {counted(copies, 'run')} worked "
                 "together: their rates are no speed-up. Start the program as one "
                 "(--launcher torchrun, or once with mpirun), or state --together",
                 "yellow",

@@ -29,23 +29,17 @@ def single(monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def waiting(folder: Path) -> None:
-    paths = RunPaths(folder / "waits")
+def test_status_lists_each_job_and_cancel_ends_none(single, capsys) -> None:
+    paths = RunPaths(single / "waits")
     paths.folder.mkdir()
     words = {"command": ["python", "train.py"]}
     write_json(paths.spec, {"v": 1, "study": "single", "run_id": "waits", "spec": words})
     write_json(paths.submission, {"job_id": "17", "submitted": 100.0, "shared": False})
-
-
-def test_status_lists_each_job_and_cancel_wants_one_of_them(single, capsys) -> None:
-    assert cancel.main(["single"]) == 2
-    assert "none is running or pending" in capsys.readouterr().err
-    waiting(single)
     assert status.main(["single", "--json"]) == 0
     runs = json.loads(capsys.readouterr().out)["runs"]
     assert {r["run_id"]: r["status"] == "ok" for r in runs} == {"done": True, "waits": False}
     assert cancel.main(["single"]) == 2
-    assert "name the one to end, as: python -m jobkit cancel waits" in capsys.readouterr().err
+    assert "end one with scancel JOBID" in capsys.readouterr().err
 
 
 def test_logs_that_exist_already_are_no_runs(tmp_path, monkeypatch, capsys) -> None:

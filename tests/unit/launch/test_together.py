@@ -92,13 +92,13 @@ def test_only_a_connection_that_comes_in_is_evidence(monkeypatch) -> None:
 def test_copies_are_said_after_some_looks_and_nothing_of_one_rank(started, monkeypatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(together.time, "monotonic", lambda: clock[0])
-    watch = Watch(started(ALONE), {})
+    watch = Watch(started(ALONE))
     for _ in range(3):
         assert watch.found is None
         clock[0] += together.LAST_LOOK_S
         watch.look()
     assert (watch.found, watch.ranks) == ("none", 2)
-    single = Watch(Path("/nowhere"), {})
+    single = Watch(Path("/nowhere"))
     clock[0] += together.LAST_LOOK_S
     single.look()
     assert single.found is None
