@@ -1,4 +1,4 @@
 """A real Slurm of several simulated nodes on one machine: `hpc/minicluster --help`.
 
-Standard library only, and nothing else of jobkit, so that it runs before anything is installed.
+Standard library only, and what of jobkit is that too, so that it runs before anything is installed.
 """

@@ -1,4 +1,4 @@
-"""The text of every configuration file, made by pure functions from one Plan.
+"""A cluster: what was asked for, its ports, and the text of every configuration file.
 
 Why each unusual key is there is said beside it, in the file that is written, so that the file
 can be read by someone who learns Slurm.
@@ -6,20 +6,30 @@ can be read by someone who learns Slurm.
 
 from __future__ import annotations
 
+import hashlib
+import os
+import pwd
+import socket
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from minicluster.layout import MAX_NODES, MAX_NODES_NETNS, Layout, Ports, UsageError
+from jobkit.errors import UsageError
+from jobkit.paths import read_json, write_json
 
-MAX_CORES = 1024
-MAX_GPUS = 64
+STATE_FILE = "minicluster.json"
+MAX_NODES = 250  # by their ports, and by the addresses of a network
 MANY_NODES = 64
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What the user asked for."""
+@dataclass(kw_only=True)
+class Cluster:
+    """A cluster, as minicluster.json in its folder keeps it.
 
-    nodes: int = 4  # 1 to 256; to 253 with netns
+    Ports from base_port on: slurmctld, slurmdbd, MariaDB; from 11 a slurmd each; from 300 srun's.
+    """
+
+    root: Path  # its folder
+    nodes: int = 4
     cores: int = 8  # of each node, simulated: they share the machine's
     gpus: int = 4  # of each node, simulated; 0 for none
     memory_mib: int = 4000  # of each node, simulated
@@ -28,20 +38,25 @@ class Options:
     netns: bool = False
     memory_limits: bool = False
     enforce: bool = False  # jobs need an account and a QOS that the accounting knows
+    base_port: int = 0
+    subnet: str = ""  # "10.77.3": the nodes' network, with netns
+    cut: list[str] = field(default_factory=list)  # the nodes whose link is cut
 
-    def __post_init__(self) -> None:
-        for name, value, low, high in (
-            ("--nodes", self.nodes, 1, MAX_NODES),
-            ("--cores", self.cores, 1, MAX_CORES),
-            ("--gpus", self.gpus, 0, MAX_GPUS),
-            ("--memory", self.memory_mib, 64, 1 << 24),
-        ):
-            if not low <= value <= high:
-                raise UsageError(f"{name} {value}: must be from {low} to {high}")
-        if self.netns and self.nodes > MAX_NODES_NETNS:
-            raise UsageError(f"--nodes {self.nodes}: at most {MAX_NODES_NETNS} with --netns")
-        if self.enforce and not self.accounting:
-            raise UsageError("--enforce needs the accounting: leave --no-accounting out")
+    @classmethod
+    def load(cls, root: Path) -> Cluster | None:
+        """The cluster of a folder; None where there is none, or its file is not to be read."""
+        try:
+            return cls(root=root, **(read_json(root / STATE_FILE) or {"absent": True}))
+        except TypeError:
+            return None
+
+    def save(self) -> None:
+        write_json(self.root / STATE_FILE, {k: v for k, v in vars(self).items() if k != "root"})
+
+    def asked(self) -> dict[str, object]:
+        """What the user asked for."""
+        chosen_here = ("base_port", "subnet", "cut")
+        return {name: value for name, value in vars(self).items() if name not in chosen_here}
 
     @property
     def node_names(self) -> list[str]:
@@ -52,19 +67,17 @@ class Options:
         """All nodes as Slurm writes them: n1, or n[1-4]."""
         return "n1" if self.nodes == 1 else f"n[1-{self.nodes}]"
 
+    @property
+    def partitions(self) -> list[str]:
+        return ["batch", "urgent"] if self.preemption else ["batch"]
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """All that the files depend on: the options, and what this machine gave."""
+    @property
+    def slurm_conf(self) -> Path:
+        return self.root / "slurm.conf"
 
-    options: Options
-    layout: Layout
-    ports: Ports
-    host: str  # this machine's short host name
-    user: str  # who runs the daemons
-    subnet: str | None = None  # "10.77.3": the nodes' network, with --netns
-    names_resolve: bool = False  # jobs see the node names in /etc/hosts
-    database_password: str = field(default="", repr=False)
+    @property
+    def munge_socket(self) -> Path:
+        return self.root / "run" / "munge.sock"
 
     @property
     def control_address(self) -> str:
@@ -74,60 +87,77 @@ class Plan:
     def node_address(self, index: int) -> str:
         return f"{self.subnet}.{index}" if self.subnet else "127.0.0.1"
 
-    @property
-    def partitions(self) -> list[str]:
-        return ["batch", "urgent"] if self.options.preemption else ["batch"]
+    def slurmd_port(self, index: int) -> int:
+        """The port of node number `index`, counted from 1."""
+        return self.base_port + 10 + index
+
+    def ports(self) -> list[int]:
+        """Every port that a daemon will listen on."""
+        slurmds = [self.slurmd_port(index) for index in range(1, self.nodes + 1)]
+        return [*range(self.base_port, self.base_port + 3), *slurmds]
 
 
-def slurm_conf(plan: Plan) -> str:
+def tag(root: Path) -> str:
+    """Eight characters that differ between folders, for the names of network links and locks."""
+    return hashlib.sha256(os.fsencode(root)).hexdigest()[:8]
+
+
+def short_host() -> str:
+    return socket.gethostname().split(".")[0]
+
+
+def user_name() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        raise UsageError(
+            f"user id {os.geteuid()} has no name in /etc/passwd; Slurm needs one"
+        ) from None
+
+
+def slurm_conf(cluster: Cluster) -> str:
     """slurm.conf, whole."""
-    parts = [
-        _controller(plan),
-        _scheduling(plan),
-        _limits(plan),
-        _accounting(plan),
-        _nodes(plan),
-        _partitions(plan),
-    ]
-    head = "# Written by hpc/minicluster. Each `up` rewrites it.\n"
-    return head + "\n" + "\n".join(part for part in parts if part)
+    head = "# Written by hpc/minicluster. Each `up` rewrites it."
+    parts = (_controller, _scheduling, _limits, _accounting, _nodes, _partitions)
+    return "\n".join([head, "", *(part(cluster) for part in parts)])
 
 
-def _controller(plan: Plan) -> str:
-    at = plan.layout
+def _controller(cluster: Cluster) -> str:
+    root, port = cluster.root, cluster.base_port
+    user = user_name()
     return f"""\
 ClusterName=minicluster
-SlurmctldHost={plan.host}({plan.control_address})
-SlurmctldPort={plan.ports.slurmctld}
-SlurmUser={plan.user}
-SlurmdUser={plan.user}
+SlurmctldHost={short_host()}({cluster.control_address})
+SlurmctldPort={port}
+SlurmUser={user}
+SlurmdUser={user}
 AuthType=auth/munge
 # A requeued job waits for cred_expire and a second: two minutes by default.
-AuthInfo=socket={at.munge_socket},cred_expire=6
-StateSaveLocation={at.controller_state}
-SlurmdSpoolDir={at.spool}/%n
-SlurmctldPidFile={at.run}/slurmctld.pid
-SlurmdPidFile={at.run}/slurmd.%n.pid
-SlurmctldLogFile={at.log}/slurmctld.log
-SlurmdLogFile={at.log}/slurmd.%n.log
+AuthInfo=socket={cluster.munge_socket},cred_expire=6
+StateSaveLocation={root}/state
+SlurmdSpoolDir={root}/spool/%n
+SlurmctldPidFile={root}/run/slurmctld.pid
+SlurmdPidFile={root}/run/slurmd.%n.pid
+SlurmctldLogFile={root}/log/slurmctld.log
+SlurmdLogFile={root}/log/slurmd.%n.log
 MailProg=/bin/true
 MpiDefault=none
 # For srun --resv-ports.
-MpiParams=ports={plan.ports.steps}
+MpiParams=ports={port + 300}-{port + 399}
 # Job ids of two clusters on one machine differ: MASTER_PORT is derived from the id.
-FirstJobId={plan.ports.base * 10}
+FirstJobId={port * 10}
 """
 
 
-def _scheduling(plan: Plan) -> str:
-    tcp = "TCPTimeout=3\n" if plan.subnet else ""
+def _scheduling(cluster: Cluster) -> str:
+    tcp = "TCPTimeout=3\n" if cluster.subnet else ""
     patience = "SlurmdTimeout=20\n"
-    if plan.options.nodes > MANY_NODES:
+    if cluster.nodes > MANY_NODES:
         patience = (
             "# So many nodes on one machine answer late.\nSlurmdTimeout=120\nMessageTimeout=60\n"
         )
     preempt = "PreemptType=preempt/none\n"
-    if plan.options.preemption:
+    if cluster.preemption:
         preempt = "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n"
     return f"""\
 SchedulerType=sched/backfill
@@ -142,10 +172,10 @@ ReturnToService=2
 {tcp}{preempt}"""
 
 
-def _limits(plan: Plan) -> str:
+def _limits(cluster: Cluster) -> str:
     # proctrack/linuxproc would leave processes behind that ignore TERM.
     select, frequency, gather = "CR_Core", 2, ""
-    if plan.options.memory_limits:
+    if cluster.memory_limits:
         select, frequency = "CR_Core_Memory", 1
         gather = "JobAcctGatherParams=OverMemoryKill\n"
     return f"""\
@@ -158,54 +188,52 @@ JobAcctGatherFrequency={frequency}
 {gather}"""
 
 
-def _accounting(plan: Plan) -> str:
-    lines = ["JobCompType=jobcomp/filetxt", f"JobCompLoc={plan.layout.log}/jobcomp.txt"]
-    if not plan.options.accounting:
+def _accounting(cluster: Cluster) -> str:
+    lines = ["JobCompType=jobcomp/filetxt", f"JobCompLoc={cluster.root}/log/jobcomp.txt"]
+    if not cluster.accounting:
         lines.append("AccountingStorageType=accounting_storage/none")
     else:
         lines += [
             "AccountingStorageType=accounting_storage/slurmdbd",
-            f"AccountingStorageHost={plan.control_address}",
-            f"AccountingStoragePort={plan.ports.slurmdbd}",
+            f"AccountingStorageHost={cluster.control_address}",
+            f"AccountingStoragePort={cluster.base_port + 1}",
             "# The munge socket, because it is not at its usual place.",
-            f"AccountingStoragePass={plan.layout.munge_socket}",
+            f"AccountingStoragePass={cluster.munge_socket}",
         ]
-        if plan.options.gpus:
+        if cluster.gpus:
             lines.append("AccountingStorageTRES=gres/gpu")
-        if plan.options.enforce:
+        if cluster.enforce:
             lines.append("AccountingStorageEnforce=associations,limits,qos")
     return "\n".join(lines) + "\n"
 
 
-def _nodes(plan: Plan) -> str:
-    options = plan.options
+def _nodes(cluster: Cluster) -> str:
     lines = [
         "# The nodes have the cores and memory said here, whatever the machine has.",
         "SlurmdParameters=config_overrides",
     ]
-    if options.gpus:
+    if cluster.gpus:
         lines.append("GresTypes=gpu")
-    cores = options.cores
-    hardware = f"CPUs={cores} CoresPerSocket={cores} RealMemory={options.memory_mib}"
-    gres = f" Gres=gpu:{options.gpus}" if options.gpus else ""
-    for index, name in enumerate(options.node_names, start=1):
-        hostname = name if plan.subnet else plan.host
+    cores = cluster.cores
+    hardware = f"CPUs={cores} CoresPerSocket={cores} RealMemory={cluster.memory_mib}"
+    gres = f" Gres=gpu:{cluster.gpus}" if cluster.gpus else ""
+    for index, name in enumerate(cluster.node_names, start=1):
+        hostname = name if cluster.subnet else short_host()
         # With --netns each node has all ports of its own.
-        port = plan.ports.slurmd(1 if plan.subnet else index)
+        port = cluster.slurmd_port(1 if cluster.subnet else index)
         lines.append(
-            f"NodeName={name} NodeHostname={hostname} NodeAddr={plan.node_address(index)} "
+            f"NodeName={name} NodeHostname={hostname} NodeAddr={cluster.node_address(index)} "
             f"Port={port} {hardware}{gres}"
         )
     return "\n".join(lines) + "\n"
 
 
-def _partitions(plan: Plan) -> str:
-    options = plan.options
-    common = f"Nodes={options.node_range} DefaultTime=1:00:00 MaxTime=1-00:00:00 State=UP"
-    if options.memory_limits:
+def _partitions(cluster: Cluster) -> str:
+    common = f"Nodes={cluster.node_range} DefaultTime=1:00:00 MaxTime=1-00:00:00 State=UP"
+    if cluster.memory_limits:
         # A job that names no --mem gets its cores' share, not the whole node.
-        common += f" DefMemPerCPU={max(1, options.memory_mib // options.cores)}"
-    if not options.preemption:
+        common += f" DefMemPerCPU={max(1, cluster.memory_mib // cluster.cores)}"
+    if not cluster.preemption:
         return f"PartitionName=batch Default=YES {common}\n"
     return (
         f"PartitionName=batch Default=YES PriorityTier=1 {common}\n"
@@ -214,62 +242,60 @@ def _partitions(plan: Plan) -> str:
     )
 
 
-def slurmdbd_conf(plan: Plan) -> str:
+def slurmdbd_conf(cluster: Cluster, password: str) -> str:
     """slurmdbd.conf; it holds the database's password, so the file's mode must be 600."""
-    at = plan.layout
     return f"""\
 AuthType=auth/munge
-AuthInfo=socket={at.munge_socket}
-DbdHost={plan.host}
-DbdAddr={plan.control_address}
-DbdPort={plan.ports.slurmdbd}
-SlurmUser={plan.user}
-PidFile={at.run}/slurmdbd.pid
-LogFile={at.log}/slurmdbd.log
+AuthInfo=socket={cluster.munge_socket}
+DbdHost={short_host()}
+DbdAddr={cluster.control_address}
+DbdPort={cluster.base_port + 1}
+SlurmUser={user_name()}
+PidFile={cluster.root}/run/slurmdbd.pid
+LogFile={cluster.root}/log/slurmdbd.log
 StorageType=accounting_storage/mysql
 StorageHost=127.0.0.1
-StoragePort={plan.ports.mariadb}
+StoragePort={cluster.base_port + 2}
 StorageUser=slurm
-StoragePass={plan.database_password}
+StoragePass={password}
 StorageLoc=slurm_acct_db
 """
 
 
-def database_sql(plan: Plan) -> str:
+def database_sql(password: str) -> str:
     """What MariaDB runs at its start: nobody but slurmdbd, with the password, may log in."""
     return f"""\
 DELETE FROM mysql.global_priv WHERE User <> 'mariadb.sys';
 FLUSH PRIVILEGES;
-CREATE USER slurm@'127.0.0.1' IDENTIFIED BY '{plan.database_password}';
+CREATE USER slurm@'127.0.0.1' IDENTIFIED BY '{password}';
 GRANT ALL ON slurm_acct_db.* TO slurm@'127.0.0.1';
 """
 
 
-def gres_conf(plan: Plan) -> str:
+def gres_conf(cluster: Cluster) -> str:
     """gres.conf: GPUs are character devices, else CUDA_VISIBLE_DEVICES stays empty."""
-    if not plan.options.gpus:
+    if not cluster.gpus:
         return "AutoDetect=off\n"
-    last = plan.options.gpus - 1
-    files = f"{plan.layout.devices}/gpu0" if last == 0 else f"{plan.layout.devices}/gpu[0-{last}]"
-    return f"AutoDetect=off\nNodeName={plan.options.node_range} Name=gpu File={files}\n"
+    files = f"{cluster.root}/dev/gpu" + (f"[0-{cluster.gpus - 1}]" if cluster.gpus > 1 else "0")
+    return f"AutoDetect=off\nNodeName={cluster.node_range} Name=gpu File={files}\n"
 
 
-def cgroup_conf(plan: Plan) -> str:
+def cgroup_conf(cluster: Cluster) -> str:
     """cgroup.conf, with which no cgroup is made or looked for."""
     return f"""\
 # Nothing is limited, so that any machine will do: slurmd would refuse to start where it finds
 # neither version of cgroups as it expects them. It looks in this empty folder and is content.
 CgroupPlugin=cgroup/v1
-CgroupMountpoint={plan.layout.run}
+CgroupMountpoint={cluster.root}/run
 CgroupAutomount=no
 """
 
 
-def hosts(plan: Plan, machine_hosts: str) -> str:
+def hosts(cluster: Cluster, machine_hosts: str) -> str:
     """/etc/hosts as jobs see it: our names first, then the machine's own lines."""
     lines = ["# Written by hpc/minicluster; jobs see it as /etc/hosts."]
-    if plan.subnet:
-        lines.append(f"{plan.control_address} {plan.host}")
-    for index, name in enumerate(plan.options.node_names, start=1):
-        lines.append(f"{plan.node_address(index)} {name}")
+    if cluster.subnet:
+        lines.append(f"{cluster.control_address} {short_host()}")
+    for index, name in enumerate(cluster.node_names, start=1):
+        lines.append(f"{cluster.node_address(index)} {name}")
     return "\n".join(lines) + "\n" + machine_hosts

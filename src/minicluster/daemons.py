@@ -2,229 +2,178 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-from minicluster import network, state
-from minicluster.config import Plan
-from minicluster.layout import ClusterError, Layout
-from minicluster.machine import ask, command, node_states, search_path
-from minicluster.processes import MARK, identify, wait_until
-from minicluster.state import State
+from jobkit.errors import NotStarted
+from minicluster import network
+from minicluster.config import Cluster
+from minicluster.machine import ask, command, may_unshare, node_states, search_path
+from minicluster.processes import MARK, members
 
 WAIT_S = 60.0  # far above what was measured: a machine may be busy
-_SHARED_HOLDER = "names"
-SLURMCTLD = "slurmctld"
+SHARED_HOLDER = "names"
 
 
-def tail(paths: list[Path], lines: int = 12) -> str:
-    """The last lines of each log that says something, under its path."""
-    parts = []
-    for path in paths:
-        text = path.read_text(errors="replace") if path.exists() else ""
-        if text.strip():
-            shown = "\n".join(f"    {line}" for line in text.splitlines()[-lines:])
-            parts.append(f"  last lines of {path}:\n{shown}")
-    return "\n".join(parts) or "  (its log is empty)"
+def daemon_names(cluster: Cluster) -> list[str]:
+    """The daemons that every cluster with these options has."""
+    accounting = ["mariadbd", "slurmdbd"] if cluster.accounting else []
+    holders = [f"net-{node}" for node in cluster.node_names if cluster.netns]
+    slurmds = [f"slurmd.{node}" for node in cluster.node_names]
+    return ["munged", *accounting, *holders, "slurmctld", *slurmds]
 
 
 class Starter:
-    """Starts the daemons of one cluster and writes each into the state at once."""
+    """Starts daemons of a cluster; each carries the cluster's mark and its own name."""
 
-    def __init__(self, plan: Plan, current: State, say: Callable[[str], None]) -> None:
-        self.plan = plan
-        self.layout: Layout = plan.layout
-        self.state = current
-        self.say = say
-        self._lost = set(current.dead())  # ended before, on purpose or not
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster, self.root = cluster, cluster.root
+        self._started: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start_all(self) -> None:
-        self.say("starting munge")
-        self.start_munge()
-        holders = self.start_holders()  # with --netns they make the address of slurmdbd, too
-        if self.plan.options.accounting:
-            self.say("starting the accounting: MariaDB, slurmdbd")
-            self.start_database()
-            self.start_slurmdbd()
-        self.say(f"starting slurmctld, and slurmd of {self.plan.options.node_range}")
-        self.start_slurmctld()
-        for name in self.plan.options.node_names:
-            self.start_slurmd(name, holders.get(name))
-        self._wait("the nodes", self._all_idle, 0.05)
+    def start_all(self, say: Callable[[str], None]) -> None:
+        say("starting munge")
+        run, control = self.root / "run", self.cluster.control_address
+        options = [f"--key-file={self.root}/munge.key", f"--socket={self.cluster.munge_socket}"]
+        options += [f"--pid-file={run}/munged.pid", f"--seed-file={run}/munge.seed"]
+        self._spawn("munged", "munged", "--foreground", "--force", *options)
+        socket_path = str(self.cluster.munge_socket)
+        self._wait("munged", lambda: _accepts(socket.AF_UNIX, socket_path))
+        holders = self._start_holders()  # with --netns they make the address of slurmdbd, too
+        if self.cluster.accounting:
+            say("starting the accounting: MariaDB, slurmdbd")
+            self._start_database()
+            self._spawn("slurmdbd", "slurmdbd", "-D")
+            listing = ("sacctmgr", "-n", "list", "cluster")
+            self._wait("slurmdbd", lambda: ask(self.root, *listing) is not None)
+        say(f"starting slurmctld, and slurmd of {self.cluster.node_range}")
+        self._spawn("slurmctld", "slurmctld", "-D", "-f", str(self.cluster.slurm_conf))
+        # A slurmd that does not find it at once tries again only a second later.
+        address = (control, self.cluster.base_port)
+        self._wait("slurmctld", lambda: _accepts(socket.AF_INET, address))
+        for node in self.cluster.node_names:
+            self._start_slurmd(node, holders.get(node))
+        idle = dict.fromkeys(self.cluster.node_names, "idle")
+        self._wait("the nodes", lambda: node_states(self.root) == idle, 0.05)
 
-    def start_munge(self) -> None:
-        run = self.layout.run
-        files = {
-            "key-file": self.layout.munge_key,
-            "socket": self.layout.munge_socket,
-            "pid-file": run / "munged.pid",
-            "seed-file": run / "munge.seed",
-        }
-        options = [f"--{key}={value}" for key, value in files.items()]
-        self._spawn("munged", ["munged", "--foreground", "--force", *options])
-        self._wait("munged", lambda: _accepts(socket.AF_UNIX, str(self.layout.munge_socket)))
+    def restart(self, node: str) -> None:
+        """Start a node's slurmd again as it was, and wait until Slurm has the node."""
+        holders = {m.name: m.pid for m in members(self.root)}
+        self._start_slurmd(node, holders.get(f"net-{node}") or holders.get(SHARED_HOLDER))
 
-    def start_database(self) -> None:
-        self.layout.database.mkdir()
-        (self.layout.database / "mysql").mkdir()
-        self._finish(
-            "mariadb-bootstrap", [*_mariadbd(self.layout), "--bootstrap"], _system_tables()
-        )
-        self._spawn("mariadbd", _serve_command(self.plan))
-        address = ("127.0.0.1", self.plan.ports.mariadb)
-        self._wait("mariadbd", lambda: _accepts(socket.AF_INET, address))
+        def serves() -> bool:
+            shown = node_states(self.root).get(node, "down")
+            return not shown.startswith(("down", "drain")) and "*" not in shown  # *: no answer
 
-    def start_slurmdbd(self) -> None:
-        self._spawn("slurmdbd", ["slurmdbd", "-D"])
-        self._wait(
-            "slurmdbd",
-            lambda: ask(self.layout, "sacctmgr", "-n", "list", "cluster") is not None,
-        )
+        self._wait(node, serves, 0.2)
 
-    def start_holders(self) -> dict[str, int]:
+    def _start_database(self) -> None:
+        (self.root / "db" / "mysql").mkdir(parents=True)
+        process = self._popen("mariadb-bootstrap", *_mariadbd(self.root), "--bootstrap", stdin=-1)
+        process.communicate(_system_tables(), timeout=2 * WAIT_S)
+        if process.returncode:
+            raise self._failed("mariadb-bootstrap")
+        port, run = self.cluster.base_port + 2, self.root / "run"
+        options = f"""
+            --socket={run}/db.sock --pid-file={run}/mariadbd.pid --bind-address=127.0.0.1
+            --port={port} --innodb-buffer-pool-size=64M --innodb-lock-wait-timeout=900
+            --init-file={self.root}/db-init.sql
+        """.split()
+        self._spawn("mariadbd", *_mariadbd(self.root), *options)
+        self._wait("mariadbd", lambda: _accepts(socket.AF_INET, ("127.0.0.1", port)))
+
+    def _start_holders(self) -> dict[str, int]:
         """A process in the namespaces of each node, whose pid leads into them; by node.
 
         With --netns one for each node; else one for all nodes, for the names alone; none for
         an ordinary user.
         """
-        names = self.plan.options.node_names
-        if self.plan.subnet:
+        names = self.cluster.node_names
+        if self.cluster.subnet:
             holders = {name: self._hold(f"net-{name}", name) for name in names}
-            chosen = network.Network(self.layout, self.plan.subnet)
-            network.create(chosen, dict(enumerate(holders.values(), start=1)))
+            network.create(self.cluster, holders)
             return holders
-        if self.plan.names_resolve:
-            return dict.fromkeys(names, self._hold(_SHARED_HOLDER, ""))
-        return {}
+        return dict.fromkeys(names, self._hold(SHARED_HOLDER, "")) if may_unshare() else {}
 
     def _hold(self, name: str, hostname: str) -> int:
         """Make the namespaces, and a process that keeps them; returns its pid."""
         script = 'set -e; [ -z "$2" ] || hostname "$2"; mount --bind "$1" /etc/hosts; '
         script += "echo ready; exec sleep infinity"
         kinds = ["--net", "--uts"] if hostname else []
-        argv = ["unshare", "--mount", *kinds, "--propagation", "slave"]
-        argv += ["sh", "-c", script, name, str(self.layout.hosts), hostname]
-        pid = self._spawn(name, argv)
-        output = self.layout.output(name)
-        self._wait(name, lambda: output.read_text().startswith("ready"), 0.01)
+        words = ["unshare", "--mount", *kinds, "--propagation", "slave"]
+        words += ["sh", "-c", script, name, f"{self.root}/hosts", hostname]
+        pid = self._spawn(name, *words)
+        self._wait(name, lambda: self._output(name).read_text().startswith("ready"), 0.01)
         return pid
 
-    def start_slurmctld(self) -> None:
-        self._spawn(SLURMCTLD, ["slurmctld", "-D", "-f", str(self.layout.slurm_conf)])
-        # A slurmd that does not find it at once tries again only a second later.
-        address = (self.plan.control_address, self.plan.ports.slurmctld)
-        self._wait("slurmctld", lambda: _accepts(socket.AF_INET, address))
-
-    def restart(self, name: str) -> None:
-        """Start a node's slurmd, or slurmctld, again as it was, and wait until it serves."""
-        self.state.forget(SLURMCTLD if name == SLURMCTLD else slurmd_of(name))
-        if name == SLURMCTLD:
-            self.start_slurmctld()
-            self._wait("the nodes", self._all_known, 0.2)
-            return
-        holder = self.state.process(f"net-{name}") or self.state.process(_SHARED_HOLDER)
-        self.start_slurmd(name, holder.pid if holder else None)
-        if SLURMCTLD not in self._lost:
-            self._wait(name, lambda: self._serves(name), 0.2)
-
-    def _all_known(self) -> bool:
-        """Whether slurmctld has heard of every node whose slurmd runs."""
-        dead, states = self.state.dead(), node_states(self.layout)
-        names = [n for n in self.plan.options.node_names if slurmd_of(n) not in dead]
-        return all("unknown" not in states.get(name, "unknown") for name in names)
-
-    def _serves(self, name: str) -> bool:
-        """Whether Slurm has the node; a star means that it does not answer."""
-        shown = node_states(self.layout).get(name, "down")
-        return not shown.startswith(("down", "drain")) and "*" not in shown
-
-    def start_slurmd(self, name: str, holder: int | None) -> None:
-        argv = ["slurmd", "-D", "-N", name, "-f", str(self.layout.slurm_conf)]
+    def _start_slurmd(self, node: str, holder: int | None) -> None:
+        words = ["slurmd", "-D", "-N", node, "-f", str(self.cluster.slurm_conf)]
         if holder is not None:
-            kinds = ["--net", "--uts"] if self.plan.subnet else []
+            kinds = ["--net", "--uts"] if self.cluster.subnet else []
             inside = ["nsenter", f"--target={holder}", "--mount", *kinds]
-            argv = [*inside, command("slurmd"), *argv[1:]]
-        (self.layout.spool / name).mkdir(exist_ok=True)
-        self._spawn(slurmd_of(name), argv)
+            words = [*inside, command("slurmd"), *words[1:]]
+        (self.root / "spool" / node).mkdir(exist_ok=True)
+        self._spawn(f"slurmd.{node}", *words)
 
-    def _all_idle(self) -> bool:
-        states, names = node_states(self.layout), self.plan.options.node_names
-        return all(states.get(name) == "idle" for name in names)
+    # --- one process --------------------------------------------------------------------------
 
-    def _environment(self) -> dict[str, str]:
-        """Not the user's: a daemon must not carry what happened to be set in a shell."""
-        new = {"PATH": search_path(), "LANG": "C.UTF-8", MARK: str(self.layout.root)}
-        new["SLURM_CONF"] = str(self.layout.slurm_conf)
-        return new | {key: os.environ[key] for key in ("HOME", "TZ") if key in os.environ}
+    def _output(self, name: str) -> Path:
+        """What a daemon writes to its standard output and error."""
+        return self.root / "log" / f"{name}.out"
 
     def _popen(
-        self, name: str, argv: list[str], stdin: int = subprocess.DEVNULL
+        self, name: str, *words: str, stdin: int = subprocess.DEVNULL
     ) -> subprocess.Popen[bytes]:
-        with self.layout.output(name).open("ab") as output:
+        # Not the user's: a daemon must not carry what happened to be set in a shell.
+        env = {"PATH": search_path(), "LANG": "C.UTF-8", MARK: f"{self.root}:{name}"}
+        env |= {key: os.environ[key] for key in ("HOME", "TZ") if key in os.environ}
+        with self._output(name).open("ab") as output:
             return subprocess.Popen(
-                [command(argv[0]), *argv[1:]],
-                cwd=self.layout.root,
-                env=self._environment(),
+                [command(words[0]), *words[1:]],
+                cwd=self.root,
+                env=env | {"SLURM_CONF": str(self.cluster.slurm_conf)},
                 stdin=stdin,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C in the terminal is not for them
             )
 
-    def _spawn(self, name: str, argv: list[str]) -> int:
-        pid = self._popen(name, argv).pid
-        process = identify(name, pid)
-        if process is None:
-            raise self._failed(name)
-        self.state.processes.append(process)
-        state.save(self.layout, self.state)
-        return pid
+    def _spawn(self, name: str, *words: str) -> int:
+        self._started[name] = self._popen(name, *words)
+        return self._started[name].pid
 
-    def _finish(self, name: str, argv: list[str], text: bytes) -> None:
-        """Run a command to its end, with the text as its input."""
-        process = self._popen(name, argv, subprocess.PIPE)
-        process.communicate(text, timeout=2 * WAIT_S)
-        if process.returncode:
-            raise self._failed(name)
+    def _failed(self, name: str) -> NotStarted:
+        return NotStarted(f"{name} ended when it was started; {self._last_lines(name)}")
 
-    def _failed(self, name: str) -> ClusterError:
-        log = self.layout.output(name)
-        return ClusterError(f"{name} ended when it was started\n{tail([log])}")
+    def _last_lines(self, name: str) -> str:
+        path = self._output(name)
+        lines = path.read_text(errors="replace").split("\n") if path.exists() else []
+        return f"{path} ends: {' | '.join([line for line in lines if line.strip()][-8:])}"
 
     def _wait(self, what: str, ready: Callable[[], bool], interval_s: float = 0.02) -> None:
         """Wait until it is ready; fail at once when any of the daemons has ended."""
-
-        def decided() -> bool:
-            return bool(self._newly_dead()) or ready()
-
-        limit_s = WAIT_S + len(self.state.processes)  # hundreds share the cores
-        in_time = wait_until(decided, limit_s, interval_s)
-        if dead := self._newly_dead():
-            raise self._failed(dead[0])
-        if not in_time:
-            logs = [self.layout.output(process.name) for process in self.state.processes]
-            raise ClusterError(f"{what} not ready after {limit_s:.0f} s\n{tail(logs, 4)}")
-
-    def _newly_dead(self) -> list[str]:
-        """The daemons that have ended since we began, by name."""
-        return [name for name in self.state.dead() if name not in self._lost]
-
-
-def slurmd_of(node: str) -> str:
-    """The name of a node's daemon in the state."""
-    return f"slurmd.{node}"
+        limit_s = WAIT_S + len(self._started)  # hundreds share the cores
+        deadline = time.monotonic() + limit_s
+        while True:
+            if ended := [n for n, process in self._started.items() if process.poll() is not None]:
+                raise self._failed(ended[0])
+            if ready():
+                return
+            if time.monotonic() > deadline:
+                last = self._last_lines([*self._started][-1])
+                raise NotStarted(f"{what} not ready after {limit_s:.0f} s; {last}")
+            time.sleep(interval_s)
 
 
 def _accepts(family: socket.AddressFamily, address: str | tuple[str, int]) -> bool:
-    with socket.socket(family) as probe:
-        try:
-            probe.connect(address)
-        except OSError:
-            return False
-    return True
+    with socket.socket(family) as probe, contextlib.suppress(OSError):
+        probe.connect(address)
+        return True
+    return False
 
 
 # mariadb-install-db also fills the tables of its help texts, which takes three times as long as
@@ -239,27 +188,17 @@ def _system_tables() -> bytes:
     for name in _SQL_FILES:
         paths = [path for folder in _SQL_FOLDERS for path in folder.glob(f"m*_{name}")]
         if not paths:
-            raise ClusterError(f"mariadb-server-core has no file m*_{name}; is it whole?")
+            raise NotStarted(f"mariadb-server-core has no file m*_{name}; is it whole?")
         statements += paths[0].read_bytes()
     return statements
 
 
-def _mariadbd(layout: Layout) -> list[str]:
+def _mariadbd(root: Path) -> list[str]:
     """Small, and careless about power cuts: the data is thrown away by `down`."""
     options = f"""
-        --no-defaults --datadir={layout.database} --innodb-log-file-size=8M
+        --no-defaults --datadir={root}/db --innodb-log-file-size=8M
         --innodb-data-file-path=ibdata1:4M:autoextend
         --innodb-temp-data-file-path=ibtmp1:4M:autoextend --innodb-flush-log-at-trx-commit=0
         --innodb-doublewrite=0 --innodb-flush-method=nosync --skip-name-resolve
     """.split()
     return ["mariadbd", *options, *(["--user=root"] if os.geteuid() == 0 else [])]
-
-
-def _serve_command(plan: Plan) -> list[str]:
-    at = plan.layout
-    options = f"""
-        --socket={at.run}/db.sock --pid-file={at.run}/mariadbd.pid --bind-address=127.0.0.1
-        --port={plan.ports.mariadb} --innodb-buffer-pool-size=64M --innodb-lock-wait-timeout=900
-        --init-file={at.database_sql}
-    """.split()
-    return [*_mariadbd(at), *options]

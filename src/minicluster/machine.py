@@ -1,18 +1,18 @@
-"""What this machine, and this user on it, can do; packages that are missing; Slurm's commands."""
+"""What this machine can do: packages that are missing, free ports, Slurm's commands."""
 
 from __future__ import annotations
 
 import os
-import pwd
 import shutil
 import socket
 import subprocess
-from dataclasses import dataclass, field
+from pathlib import Path
 
-from minicluster.config import Options
-from minicluster.layout import DIR_VARIABLE, ClusterError, Layout, UsageError
+from jobkit.errors import NotStarted, UsageError
+from minicluster.config import Cluster, tag
 from minicluster.processes import MARK
 
+DIR_VARIABLE = "JOBKIT_MINICLUSTER_DIR"
 # Debian's packages and the commands that we need of each. The -core package has MariaDB's program
 # without its service, so that nothing is started when it is installed.
 PACKAGES = {
@@ -20,11 +20,11 @@ PACKAGES = {
     "munge": ("munged",),
     "slurmdbd": ("slurmdbd", "sacctmgr"),
     "mariadb-server-core": ("mariadbd",),
-    "iproute2": ("ip", "tc"),
+    "iproute2": ("ip",),
     "util-linux": ("unshare", "nsenter"),
 }
-_ACCOUNTING = ("slurmdbd", "mariadb-server-core")
-_NETNS = ("iproute2",)
+# Below Linux's usual ephemeral range, and below 20000, where training jobs take their ports.
+FIRST_PORT, BLOCKS, PORTS_PER_BLOCK = 7000, 32, 400
 
 
 def search_path() -> str:
@@ -35,148 +35,110 @@ def search_path() -> str:
 
 def command(name: str) -> str:
     """The full path of a command."""
-    found = shutil.which(name, path=search_path())
-    if found is None:
-        raise UsageError(f"{name}: no such command; {install_line(list(PACKAGES))}")
-    return found
+    path = shutil.which(name, path=search_path())
+    if path is None:
+        raise UsageError(f"{name}: no such command; {install_line([*PACKAGES])}")
+    return path
 
 
-def packages(options: Options) -> list[str]:
-    """The packages that a cluster with these options needs."""
-    left_out = set() if options.accounting else set(_ACCOUNTING)
-    if not options.netns:
-        left_out |= set(_NETNS)
-    return [package for package in PACKAGES if package not in left_out]
-
-
-def missing(wanted: list[str]) -> list[str]:
+def missing(packages: list[str]) -> list[str]:
     """Those of the packages of which a command is absent."""
     path = search_path()
     return [
         package
-        for package in wanted
+        for package in packages
         if any(shutil.which(name, path=path) is None for name in PACKAGES[package])
     ]
 
 
-def install_line(names: list[str]) -> str:
+def install_line(packages: list[str]) -> str:
     """The one command that installs the packages, on Debian and Ubuntu."""
     sudo = "" if os.geteuid() == 0 else "sudo "
-    return f"{sudo}apt-get update && {sudo}apt-get install -y --no-install-recommends " + " ".join(
-        names
-    )
+    install = f"{sudo}apt-get install -y --no-install-recommends {' '.join(packages)}"
+    return f"{sudo}apt-get update && {install}"
 
 
-def check_packages(options: Options) -> None:
-    absent = missing(packages(options))
-    if absent:
+def check(cluster: Cluster) -> None:
+    """Raise UsageError where a package is missing, or an option cannot be had at all."""
+    needed = {"slurmdbd": cluster.accounting, "mariadb-server-core": cluster.accounting}
+    needed["iproute2"] = cluster.netns
+    if absent := missing([name for name in PACKAGES if needed.get(name, True)]):
         raise UsageError(
-            f"packages are missing: {', '.join(absent)}. Install them (Debian, Ubuntu):\n"
-            f"  {install_line(absent)}"
+            f"packages are missing; install them (Debian, Ubuntu): {install_line(absent)}"
         )
-
-
-@dataclass(frozen=True)
-class Survey:
-    """What was found; `notes` says in plain lines what cannot be had here."""
-
-    host: str
-    user: str
-    mounts: bool  # a mount namespace can be made: node names resolve in jobs
-    notes: list[str] = field(default_factory=list)
-
-
-def survey(options: Options) -> Survey:
-    """Look, start nothing; UsageError where an option cannot be had at all."""
-    check_packages(options)
-    root = os.geteuid() == 0
-    if options.netns:
-        _check_netns(root)
-    mounts = root and _works(["unshare", "--mount", "--propagation", "slave", "true"])
-    notes = []
-    if not root:
-        notes.append("only your own jobs run: slurmd needs root to start another user's")
-    if not mounts:
-        notes.append(
-            f"node names (n1, ...) do not resolve inside jobs: that needs {_root_or_mount(root)}; "
-            "take the address that `sinfo -h -n n1 -o %o` prints"
-        )
-    if options.memory_limits:
-        notes.append(
-            "Slurm itself watches the jobs' memory once a second and kills: a job that is over it "
-            "ends FAILED, not OUT_OF_MEMORY as by a kernel's limit"
-        )
-    return Survey(short_host(), user_name(), mounts, notes)
-
-
-def _root_or_mount(root: bool) -> str:
-    return "the right to mount (CAP_SYS_ADMIN)" if root else "root"
-
-
-def _check_netns(root: bool) -> None:
-    if not root:
-        raise UsageError("--netns: network namespaces need root; run it with sudo, or leave it out")
-    probe = ["unshare", "--net", "--uts", "--mount", "--propagation", "slave", "true"]
-    if not _works(probe):
+    if cluster.netns and not may_unshare("--net", "--uts"):
         raise UsageError(
-            "--netns: this machine does not let root make network namespaces (a container "
-            "without CAP_SYS_ADMIN and CAP_NET_ADMIN?); leave --netns out"
+            "--netns: this user may not make network namespaces on this machine: run it with sudo "
+            "(in a container: with CAP_SYS_ADMIN and CAP_NET_ADMIN), or leave --netns out"
         )
 
 
-def _works(argv: list[str]) -> bool:
-    argv = [command(argv[0]), *argv[1:]]
-    return subprocess.run(argv, capture_output=True, check=False).returncode == 0
+def may_unshare(*kinds: str) -> bool:
+    """Whether mount namespaces, and others of these kinds, can be made."""
+    argv = [command("unshare"), "--mount", *kinds, "--propagation", "slave", "true"]
+    return os.geteuid() == 0 and not subprocess.run(argv, capture_output=True).returncode
 
 
-def short_host() -> str:
-    return socket.gethostname().split(".")[0]
+def free_ports(cluster: Cluster) -> socket.socket:
+    """Choose a block of free ports for a cluster.
+
+    While the socket that is returned is open no other `up` takes them, before a daemon listens.
+    """
+    for step in range(BLOCKS):  # clusters in different folders begin at different places
+        block = (int(tag(cluster.root), 16) + step) % BLOCKS
+        cluster.base_port = FIRST_PORT + block * PORTS_PER_BLOCK
+        lock = socket.socket()
+        try:
+            lock.bind(("127.0.0.1", cluster.base_port + 9))  # which no daemon uses
+            lock.listen()
+            for port in cluster.ports():
+                with socket.socket() as probe:
+                    # As the daemons do: a connection that has just ended is no obstacle.
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind(("", port))
+                    probe.listen()
+        except OSError:
+            lock.close()
+        else:
+            return lock
+    last = FIRST_PORT + BLOCKS * PORTS_PER_BLOCK - 1
+    raise NotStarted(f"no free block of {PORTS_PER_BLOCK} ports from {FIRST_PORT} to {last}")
 
 
-def user_name() -> str:
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        raise ClusterError(
-            f"user id {os.geteuid()} has no name in /etc/passwd; Slurm needs one"
-        ) from None
-
-
-def environment(layout: Layout) -> dict[str, str]:
+def environment(root: Path) -> dict[str, str]:
     """Ours, without another cluster's settings."""
     kept = {
         key: value
         for key, value in os.environ.items()
         if not key.startswith(("SLURM", "SBATCH", "SALLOC", "SRUN", "SINFO", "SQUEUE", "SACCT"))
     }
-    return kept | exports(layout) | {"PATH": search_path()}
+    return kept | exports(root) | {"PATH": search_path()}
 
 
-def exports(layout: Layout) -> dict[str, str]:
+def exports(root: Path) -> dict[str, str]:
     """What `env` prints: it points Slurm's commands, and ours, at this cluster."""
-    return {"SLURM_CONF": str(layout.slurm_conf), DIR_VARIABLE: str(layout.root)}
+    return {"SLURM_CONF": f"{root}/slurm.conf", DIR_VARIABLE: str(root)}
 
 
-def ask(layout: Layout, *argv: str, timeout_s: float = 10.0) -> str | None:
-    """The command's output; None when it failed or gave no answer in time.
+def ask(root: Path, *argv: str, timeout_s: float = 10.0) -> str | None:
+    """The output of a command of Slurm; None when it failed or gave no answer in time.
 
     It carries the daemons' mark: an `up` that is killed leaves none behind that asks on.
     """
     try:
         done = subprocess.run(
             [command(argv[0]), *argv[1:]],
-            env=environment(layout) | {MARK: str(layout.root)},
+            env=environment(root) | {MARK: f"{root}:"},
             capture_output=True,
             text=True,
             timeout=timeout_s,
-            check=False,
         )
     except subprocess.TimeoutExpired:
         return None
     return done.stdout if done.returncode == 0 else None
 
 
-def node_states(layout: Layout) -> dict[str, str]:
+def node_states(root: Path) -> dict[str, str]:
     """Each node's state as sinfo says it (idle, mixed, down*, ...); empty without an answer."""
-    shown = ask(layout, "sinfo", "--noheader", "--Node", "--format=%N %T") or ""
+    shown = ask(root, "sinfo", "--noheader", "--Node", "--format=%N %T") or ""
     return dict(line.split() for line in shown.splitlines())

@@ -1,7 +1,7 @@
 """The launcher, run.sh, the collector and the report at full size, with simulated ranks.
 
     python tests/bench/rehearsal.py                                64 nodes of 4 ranks
-    python tests/bench/rehearsal.py --nodes 256 --ranks-per-node 4
+    python tests/bench/rehearsal.py --nodes 248 --ranks-per-node 4
 
 Four sizes are run on a minicluster, from an eighth of the nodes to all of them; the exponent says
 how a quantity grows with the ranks: 0 not at all, 1 as the job. The ranks are small processes
@@ -23,8 +23,8 @@ from bench import LESS, ROOT, report
 
 sys.path.insert(0, str(ROOT / "src"))
 
-from jobkit.drill.places import Minicluster
 from jobkit.paths import read_json
+from minicluster.cluster import temporary
 
 RANK = """
 import os, time
@@ -117,17 +117,16 @@ def main() -> int:
     args = parser.parse_args()
     nodes = [args.nodes // part for part in (8, 4, 2, 1)]
     ranks = {f"{n}x{args.ranks_per_node}": n * args.ranks_per_node for n in nodes}
-    size = (f"--nodes={args.nodes}", f"--cores={args.ranks_per_node}", "--gpus=0")
-    cluster = Minicluster.up("rehearsal", *size)
-    try:
-        with tempfile.TemporaryDirectory(prefix="rehearsal-") as name:
-            logs = Path(name)
-            (logs / "site.toml").write_text(SITE)
-            (logs / "rank.py").write_text(RANK)
-            os.environ |= {"JOBKIT_LOGS": name, "PYTHONPATH": str(ROOT / "src")}
-            found = [rehearse(logs, one) for one in ranks]
-    finally:
-        cluster.down()
+    size = {"nodes": args.nodes, "cores": args.ranks_per_node, "gpus": 0}
+    with (
+        temporary("rehearsal", **size),
+        tempfile.TemporaryDirectory(prefix="rehearsal-") as name,
+    ):
+        logs = Path(name)
+        (logs / "site.toml").write_text(SITE)
+        (logs / "rank.py").write_text(RANK)
+        os.environ |= {"JOBKIT_LOGS": name, "PYTHONPATH": str(ROOT / "src")}
+        found = [rehearse(logs, one) for one in ranks]
     print(table(ranks, found))
     counted = ("job, files", "one rank, calls", "collect, calls", "report, calls")
     return report({name: (found[-1][name], LESS) for name in counted})

@@ -18,8 +18,6 @@ from pathlib import Path
 import pytest
 
 from minicluster import machine
-from minicluster.config import Options
-from minicluster.layout import Layout
 from support import needs
 from support.checkout import Checkout, make_checkout
 from support.place import ROOT, until
@@ -45,13 +43,13 @@ done
 
 @dataclass
 class Cluster:
-    layout: Layout
+    root: Path
     env: dict[str, str] = field(repr=False)  # for subprocess: points Slurm's commands at it
     printed: str = ""  # what `up` said
     options: tuple[str, ...] = ()
 
     def door(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return run_door(*words, directory=self.layout.root)
+        return run_door(*words, directory=self.root)
 
     def run(self, *argv, timeout=900, cwd=None, env=None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -95,7 +93,7 @@ def run_door(*words: str, directory: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="session")
 def slurm_packages() -> None:
-    needs.require(*machine.packages(Options(netns=True)))
+    needs.require(*machine.PACKAGES)
 
 
 @pytest.fixture(scope="session")
@@ -123,13 +121,13 @@ def make_cluster(slurm_packages: None, short_dir: Path) -> Iterator[Callable[...
     made: list[Path] = []
 
     def make(*options: str) -> Cluster:
-        layout = Layout(short_dir / f"c{len(made)}")
-        made.append(layout.root)
-        done = run_door("up", *options, directory=layout.root)
+        root = short_dir / f"c{len(made)}"
+        made.append(root)
+        done = run_door("up", *options, directory=root)
         if done.returncode:
             words = " ".join(["up", *options])
             needs.unavailable(f"`{words}` ended with {done.returncode}: {done.stderr}")
-        return Cluster(layout, machine.environment(layout), done.stdout, options)
+        return Cluster(root, machine.environment(root), done.stdout, options)
 
     yield make
     for directory in made:

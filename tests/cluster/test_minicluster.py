@@ -19,7 +19,7 @@ NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 
 
 def test_all_nodes_are_idle_and_a_second_up_changes_nothing(cluster, door) -> None:
-    root = cluster.layout.root
+    root = cluster.root
     before = (root / "minicluster.json").read_text()
     idle = [f"n{i} idle 8 gpu:4" for i in range(1, 5)]
     words = ("sinfo", "--noheader", "--Node", "--partition=urgent", "--format=%N %T %c %G")
@@ -39,23 +39,6 @@ def test_tasks_have_nodes_ranks_and_gpus(cluster) -> None:
     assert len(first) == len(second) == 1 and first != second, done.stderr
 
 
-def test_a_job_that_fails_and_what_the_accounting_has_of_it(cluster) -> None:
-    job = cluster.submit("-N2", "--gpus-per-node=1", "--wrap", "srun true; exit 7")
-    assert cluster.wait(job) == ("FAILED", "7:0")
-    words = ("sacct", "-nPX", "-j", job, "--format=State,ExitCode,NNodes,AllocTRES%80")
-    until(lambda: cluster.run(*words).stdout.startswith("FAILED|7:0|2|"), "sacct is told")
-    assert "gres/gpu=2" in cluster.run(*words).stdout
-
-
-def test_a_task_that_ignores_the_signal_ends_with_its_job(cluster, tmp_path: Path) -> None:
-    script, pid = tmp_path / "stubborn", tmp_path / "pid"
-    script.write_text(f"#!/bin/sh\nsh -c 'trap \"\" TERM; echo $$ >{pid}; sleep 999' &\nwait\n")
-    job = cluster.submit(str(script))
-    until(lambda: pid.exists() and pid.read_text(), "its start")
-    cluster.run("scancel", job)
-    until(lambda: not alive(int(pid.read_text())), "its end")
-
-
 @needs_root
 def test_node_names_resolve_in_jobs_and_nowhere_else(cluster) -> None:
     done = cluster.run("srun", "-w", "n1", "sh", "-c", "hostname; getent hosts n4")
@@ -64,18 +47,13 @@ def test_node_names_resolve_in_jobs_and_nowhere_else(cluster) -> None:
 
 
 @needs_root
-def test_links_are_cut_slowed_and_healed(cluster) -> None:
+def test_a_link_is_cut_and_healed(cluster) -> None:
     assert reaches(cluster, "n1", "n2")
     assert cluster.door("link", "cut", "n2").returncode == 0
     assert not reaches(cluster, "n1", "n2")
-    assert cluster.door("link", "heal").returncode == 0
-    assert cluster.door("link", "cut", "n1", "n2").returncode == 0
-    assert not reaches(cluster, "n1", "n2") and reaches(cluster, "n1", "n3")
-    assert "n1 and n2 cut from each other" in cluster.door("status").stdout
-    assert cluster.door("link", "slow", "n2", "4mbit").returncode == 0
-    assert "n2 slowed to 4mbit" in cluster.door("status").stdout
-    assert cluster.door("link", "heal").returncode == 0
-    assert reaches(cluster, "n1", "n2") and "link:" not in cluster.door("status").stdout
+    assert "n2: idle; its link is cut" in cluster.door("status").stdout
+    assert cluster.door("link", "heal").stdout == "link: heal: n2\n"
+    assert reaches(cluster, "n1", "n2") and "link" not in cluster.door("status").stdout
 
 
 REACH = """
@@ -115,7 +93,7 @@ def test_two_clusters_at_the_same_time_and_other_users(cluster, make_cluster) ->
     second = make_cluster("--no-accounting", "--nodes=2", "--cores=2", "--gpus=0")
     for one in (cluster, second):
         done = one.run("srun", "-N2", "scontrol", "show", "config")
-        assert done.stdout.count(str(one.layout.slurm_conf)) >= 2
+        assert done.stdout.count(f"{one.root}/slurm.conf") >= 2
     if os.geteuid() == 0:
         done = second.run(*NOBODY, "srun", "-N2", "id", "-u", cwd=Path("/"))
         assert done.stdout.split() == ["65534", "65534"], done.stderr
@@ -127,7 +105,7 @@ def test_two_clusters_at_the_same_time_and_other_users(cluster, make_cluster) ->
 def test_an_ordinary_user_without_jobkit_installed(short_dir: Path, slurm_packages) -> None:
     """From a copy that the user may read, with the system's python3: nothing else is needed."""
     home = short_dir / "user"
-    shutil.copytree(ROOT / "src/minicluster", home / "src/minicluster")
+    shutil.copytree(ROOT / "src", home / "src", ignore=shutil.ignore_patterns("*.pyc"))
     (home / "hpc").mkdir()
     shutil.copy(ROOT / "hpc/minicluster", home / "hpc/minicluster")
     shutil.chown(home, 65534)
@@ -145,7 +123,7 @@ def test_an_ordinary_user_without_jobkit_installed(short_dir: Path, slurm_packag
     assert {"n1 0 0", "n2 1 0", "65534", "netns: 2"} <= set(lines)
     assert [line for line in lines if line.startswith("note: only your own jobs run")]
     assert [line for line in lines if line.startswith("note: node names")]
-    assert "--netns: network namespaces need root" in done.stderr
+    assert "run it with sudo" in done.stderr
     assert not (home / "c").exists()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from minicluster.layout import Layout
+from minicluster.config import tag
 from support.place import ROOT, until
 
 
@@ -41,7 +40,7 @@ def traces(directory: Path) -> list[str]:
             with contextlib.suppress(OSError):  # it has just ended
                 found.append(f"process {process.name}: {(process / 'comm').read_text().strip()}")
     sockets = Path("/proc/net/unix").read_text().splitlines()
-    links = Path("/sys/class/net").glob(f"mc{Layout(directory).tag}*")
+    links = Path("/sys/class/net").glob(f"mc{tag(directory)}*")
     return found + [line for line in sockets if f"{directory}/" in line] + [p.name for p in links]
 
 
@@ -72,8 +71,9 @@ def test_down_leaves_nothing(folder: Path, door) -> None:
 def test_up_after_a_crash(folder: Path, door) -> None:
     up = ("up", "--no-accounting", "--nodes=1")
     assert door(*up, directory=folder).returncode == 0
-    for process in json.loads((folder / "minicluster.json").read_text())["processes"]:
-        os.kill(process["pid"], signal.SIGKILL)
+    for trace in traces(folder):
+        if process := re.match(r"process (\d+)", trace):
+            os.kill(int(process[1]), signal.SIGKILL)
     until(lambda: door("status", directory=folder).returncode == 1, "the crash is seen")
     status = door("status", directory=folder).stdout
     assert "slurmctld" in status and "start from scratch" in status
@@ -89,9 +89,8 @@ def test_up_after_a_crash(folder: Path, door) -> None:
 )
 def test_up_killed_midway(folder: Path, door, signum: int) -> None:
     words = ["up", "--nodes=1", "--no-accounting", "--dir", str(folder)]
-    argv = [sys.executable, "-m", "minicluster", *words]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True) as running:
+    argv = [sys.executable, str(ROOT / "hpc" / "minicluster"), *words]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as running:
         while "starting slurmctld" not in running.stdout.readline():
             pass
         running.send_signal(signum)
@@ -99,41 +98,3 @@ def test_up_killed_midway(folder: Path, door, signum: int) -> None:
         assert len(traces(folder)) > 1
         assert door("down", directory=folder).returncode == 0
     assert traces(folder) == []
-
-
-OWNER = """
-import time
-
-def test_it(make_cluster):
-    made = make_cluster("--no-accounting", "--nodes=1")
-    made.submit("--wrap", "sleep 999")
-    with open("folder", "w") as file:
-        file.write(str(made.layout.root) + "\\n")
-    time.sleep(999)
-"""
-
-
-@pytest.mark.parametrize("workers", ["", pytest.param("-n1", marks=pytest.mark.long)])
-def test_a_cluster_ends_with_the_tests_that_own_it(slurm_packages, tmp_path, workers) -> None:
-    """Also where they end by KILL."""
-    (tmp_path / "test_owner.py").write_text(OWNER)
-    parts = [ROOT / "tests" / "cluster", ROOT / "tests", ROOT / "src"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, parts))}
-    argv = [sys.executable, "-m", "pytest", "-q", "-p", "conftest", *workers.split()]
-    note = tmp_path / "folder"
-    with subprocess.Popen(argv, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL) as owner:
-        until(lambda: note.exists() and note.read_text().endswith("\n"), "its cluster")
-        cluster = Path(note.read_text().strip())
-        assert len(traces(cluster)) > 3
-        owner.kill()
-    until(lambda: not traces(cluster.parent), "nothing is left")
-
-
-def test_a_folder_with_other_files_is_left_alone(short_dir: Path, door) -> None:
-    theirs = short_dir / "theirs"
-    theirs.mkdir()
-    (theirs / "thesis").write_text("years")
-    for command in ("up", "down"):
-        done = door(command, directory=theirs)
-        assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
-    assert (theirs / "thesis").read_text() == "years"

@@ -46,15 +46,3 @@ def test_a_run_survives(cluster, kit: Checkout, what: str, request) -> None:
     if what == "slurmd":  # the attempt lived on, and wrote no more once another had begun
         assert "attempt 0 is fenced" in paths.outcome(0).read_text()
         assert not list(paths.checkpoints.glob("*-0"))
-
-
-@pytest.mark.long
-def test_a_job_outlives_its_controller(cluster) -> None:
-    job = cluster.submit("--wrap", "sleep 40")
-    cluster.running(job)
-    saved = cluster.layout.controller_state / "job_state"
-    before = saved.stat().st_mtime
-    until(lambda: saved.exists() and saved.stat().st_mtime > before, "the state is saved")
-    assert cluster.door("kill", "slurmctld").stdout == "killed: slurmctld\n"
-    assert cluster.door("start", "slurmctld").stdout.endswith("started: slurmctld\n")
-    assert cluster.wait(job) == ("COMPLETED", "0:0")

@@ -134,7 +134,7 @@ def test_what_slurm_refuses_is_one_line_and_not_submitted(
 
 
 def test_a_controller_that_does_not_answer_is_one_line(cluster, kit: Checkout, tmp_path) -> None:
-    text = cluster.layout.slurm_conf.read_text()
+    text = (cluster.root / "slurm.conf").read_text()
     dead = tmp_path / "slurm.conf"
     text = re.sub(r"(?m)^SlurmctldPort=.*", "SlurmctldPort=9", text)
     dead.write_text(f"{text}\nMessageTimeout=2\n")

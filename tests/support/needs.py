@@ -12,7 +12,6 @@ import sys
 from typing import NoReturn
 
 from minicluster import machine
-from minicluster.config import Options
 
 # Besides those of the minicluster; one of the commands is enough.
 TOOLS = {
@@ -51,7 +50,7 @@ def unavailable(lack: str) -> NoReturn:
 
 def main() -> int:
     """Install what is absent, where that may be done unasked; else say how, and go on."""
-    every = [*machine.packages(Options(netns=True)), *TOOLS]
+    every = [*machine.PACKAGES, *TOOLS]
     if not (absent := missing(every)):
         return 0
     root = os.geteuid() == 0

@@ -15,12 +15,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from jobkit.drill.faults import FAULTS, FaultCase, listing, show, write_csv
-from jobkit.drill.places import LocalPlace, Minicluster, SlurmPlace
+from jobkit.drill.places import LocalPlace, SlurmPlace
 from jobkit.drill.programs import FIRST, LAST, Command, Training
 from jobkit.drill.run import PATIENCE_S, REFERENCE, Drill, Halted
 from jobkit.errors import Exit, Parser, UsageError, command, one_of, positive
 from jobkit.launch.slurm_cluster import find_site
 from jobkit.paths import StudyPaths
+from minicluster.cluster import temporary
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -182,11 +183,10 @@ def interruptible() -> Iterator[threading.Event]:
 @contextlib.contextmanager
 def place_of(args: argparse.Namespace, console: "Console") -> Iterator[LocalPlace | SlurmPlace]:
     """Yield the place where the drill runs; take a temporary minicluster down at the end."""
-    cluster = None
-    try:
+    with contextlib.ExitStack() as stack:
         if args.minicluster:
             console.print("bringing up a minicluster ...")
-            cluster = Minicluster.up("drill", "--preemption")
+            stack.enter_context(temporary("drill", preemption=True))
         site = find_site("local" if args.local else args.site)
         if site is None:
             refuse_slurms(args)
@@ -194,6 +194,3 @@ def place_of(args: argparse.Namespace, console: "Console") -> Iterator[LocalPlac
         else:
             options = {k: v for k in ("account", "partition") if (v := getattr(args, k))}
             yield SlurmPlace(site, options, args.urgent_partition)
-    finally:
-        if cluster:
-            cluster.down()

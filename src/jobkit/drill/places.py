@@ -4,11 +4,9 @@ import contextlib
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,6 +28,7 @@ from jobkit.outcome import slurm_jobs
 from jobkit.paths import REPOSITORY, RunPaths, write_whole
 from jobkit.processes import Children
 from jobkit.spec.runspec import PlannedRun
+from minicluster.machine import DIR_VARIABLE
 
 Size = dict[str, int]  # nodes, and ranks_per_node
 MARK = "JOBKIT_DRILL"  # in the environment of all that a drill starts
@@ -225,7 +224,8 @@ class SlurmPlace:
     def __init__(self, site: Site, options: Options, urgent: str | None) -> None:
         """options: sbatch's, for every job. urgent: a partition that preempts others' jobs."""
         self.site, self.options = site, options
-        self.sees_processes = Minicluster.named() is not None
+        folder = os.environ.get(DIR_VARIABLE)
+        self.sees_processes = bool(folder) and Path(str(folder)).is_dir()
         self.poll_s = 0.8 if self.sees_processes else 5.0  # a controller has other users
         names = slurm(["sinfo", "-h", "-o", "%R"]) if self.sees_processes else None
         partitions = names.stdout.split() if names else []
@@ -285,62 +285,3 @@ def first_row(job_id: str) -> slurm_jobs.Job | None:
         job = slurm_jobs.read_sacct(line).get(job_id)
         return job if job and job.status not in ("pending", "running") else None
     return None
-
-
-_DIR = "JOBKIT_MINICLUSTER_DIR"  # `hpc/minicluster env` sets it
-
-
-@dataclass
-class Minicluster:
-    """A minicluster, known by its folder."""
-
-    folder: str
-
-    @classmethod
-    def named(cls) -> "Minicluster | None":
-        """The one that this shell points at; None without."""
-        folder = os.environ.get(_DIR)
-        return cls(folder) if folder and Path(folder).is_dir() else None
-
-    @classmethod
-    def up(cls, purpose: str, *options: str, links: bool = False) -> "Minicluster":
-        """Bring one up in a folder named for its purpose, and point Slurm's commands at it.
-
-        options: of `hpc/minicluster up`. links: with links that can be cut, where this machine
-        lets us make them. Raises UsageError with the reason.
-        """
-        new = cls(tempfile.mkdtemp(prefix=f"jobkit-{purpose}-", dir="/tmp"))
-        links = links and os.geteuid() == 0
-        try:
-            if not links or new.call("up", *options, "--netns").returncode:
-                new.do("up", *options)
-        except BaseException:
-            new.down()
-            raise
-        for line in new.call("env").stdout.splitlines():
-            name, _, value = shlex.split(line)[1].partition("=")
-            os.environ[name] = value
-        return new
-
-    def call(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        """Run `hpc/minicluster words`."""
-        return subprocess.run(
-            [sys.executable, "-m", "minicluster", *words, "--dir", self.folder],
-            env={**os.environ, "PYTHONPATH": python_path()},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-        )
-
-    def do(self, *words: str) -> None:
-        """Run a command that must succeed. Raises UsageError with what it said."""
-        done = self.call(*words)
-        if done.returncode:
-            lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
-            raise UsageError(" ".join(lines) or f"hpc/minicluster {words[0]} failed")
-
-    def down(self) -> None:
-        """Take the cluster down and remove all its files."""
-        self.call("down")
-        with contextlib.suppress(OSError):
-            Path(self.folder).rmdir()

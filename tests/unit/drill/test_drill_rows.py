@@ -418,30 +418,3 @@ def test_bad_words_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         err = capsys.readouterr().err
         assert said in err and err.count("\n") == 1
     assert (tmp_path / "mine" / "notes").exists() and (tmp_path / "drill" / "drill.csv").exists()
-
-
-def test_one_is_brought_up_named_and_taken_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without links where they cannot be made; one that does not come up leaves nothing."""
-    calls: list[list[str]] = []
-
-    def call(self: places.Minicluster, *words: str) -> "subprocess.CompletedProcess[str]":
-        calls.append([*words])
-        bad = "--netns" in words or "--nodes=0" in words
-        shown = f"export JOBKIT_MINICLUSTER_DIR={self.folder}\n" if words == ("env",) else ""
-        return subprocess.CompletedProcess([], 2 * bad, shown, "one\ntwo\n" * bad)
-
-    monkeypatch.setattr(places.Minicluster, "call", call)
-    monkeypatch.setenv("JOBKIT_MINICLUSTER_DIR", "/nonexistent")
-    monkeypatch.setattr(places.os, "geteuid", lambda: 0)
-    assert places.Minicluster.named() is None
-    made = places.Minicluster.up("test", "--nodes=2", links=True)
-    assert calls == [["up", "--nodes=2", "--netns"], ["up", "--nodes=2"], ["env"]]
-    named = places.Minicluster.named()
-    assert named and named.folder == made.folder == os.environ["JOBKIT_MINICLUSTER_DIR"]
-    made.down()
-    assert not Path(made.folder).exists()
-    before = set(Path("/tmp").glob("jobkit-none-*"))
-    with pytest.raises(UsageError, match="one two"):
-        places.Minicluster.up("none", "--nodes=0")
-    assert calls[-2:] == [["up", "--nodes=0"], ["down"]]
-    assert set(Path("/tmp").glob("jobkit-none-*")) == before
