@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from jobkit.drill import cli
-from jobkit.drill.faults import FaultCase
+from jobkit.drill.faults import REFERENCE
 from jobkit.payload import run
 from jobkit.payload.checkpoint import random_state
 from jobkit.payload.clock import Stages
@@ -161,8 +161,7 @@ def test_a_gpu_is_fast_by_default_and_a_cpu_as_it_was(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(("device", "deterministic"), [("cuda", True), ("cpu", False)])
 def test_a_drill_on_gpus_is_deterministic(device: str, deterministic: bool) -> None:
     args = cli.parser().parse_args(["--device", device])
-    plain = FaultCase(name="", text="", first=())
-    spec = cli.program_of(args, []).spec({"nodes": 1, "ranks_per_node": 2}, plain)
+    spec = cli.program_of(args, []).spec({"nodes": 1, "ranks_per_node": 2}, REFERENCE)
     assert isinstance(spec, RunSpec) and spec.deterministic is deterministic
 
 

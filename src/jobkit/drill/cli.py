@@ -6,33 +6,33 @@ jobkit's own training are compared with those of a run without a fault.
 
 import argparse
 import contextlib
+import functools
 import math
 import shutil
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from jobkit.drill.faults import FAULTS, FaultCase, listing, show, write_csv
-from jobkit.drill.places import LocalPlace, SlurmPlace
-from jobkit.drill.programs import FIRST, LAST, Command, Training
-from jobkit.drill.run import PATIENCE_S, REFERENCE, Drill, Halted
+from jobkit.drill.faults import FAULTS, REFERENCE, FaultCase, show, write_csv
+from jobkit.drill.places import LocalPlace, Place, SlurmPlace
+from jobkit.drill.programs import FIRST, LAST, Program
+from jobkit.drill.run import PATIENCE_S, Drill, Halted
 from jobkit.errors import Exit, Parser, UsageError, command, one_of, positive
 from jobkit.launch.slurm_cluster import find_site
 from jobkit.paths import StudyPaths
 from minicluster.cluster import temporary
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 AT = 25  # the default of --at
 EPILOG = """examples:
   python -m jobkit drill --minicluster              every fault, on a temporary Slurm cluster
   python -m jobkit drill --local                    the faults that need no Slurm
   python -m jobkit drill --faults kill warning -A project --urgent-partition high
-  python -m jobkit drill --list
   python -m jobkit drill --local --at 100 -- python train.py    a program of your own, on 2 ranks
+
+Faults:
+{faults}
+The last three need Slurm, and preemption --urgent-partition or --minicluster.
 
 Exit codes: 0 recovered from every fault, with bitwise equal parameters (of a command they are not
 compared) and no leaked process; 4 not from every fault; 2 wrong usage; 130 interrupted.
@@ -47,15 +47,12 @@ def parser() -> argparse.ArgumentParser:
         usage="jobkit drill [options] [-- COMMAND]",
         description="Inject faults into a short training of jobkit's own, or into a command on 2 "
         "ranks, and measure the recovery.",
-        epilog=EPILOG,
+        epilog=EPILOG.format(faults="\n".join(f"  {f.name:<11} {f.text}" for f in FAULTS.values())),
     )
     where = new.add_mutually_exclusive_group()
     where.add_argument("--minicluster", action="store_true", help="on a temporary minicluster")
     where.add_argument("--local", action="store_true", help="on this machine, without Slurm")
-    new.add_argument(
-        "--faults", nargs="+", metavar="NAME", help="inject only these faults (see --list)"
-    )
-    new.add_argument("--list", action="store_true", help="list the faults and exit")
+    new.add_argument("--faults", nargs="+", metavar="NAME", help="inject only these faults")
     new.add_argument(
         "--at",
         type=int,
@@ -90,66 +87,62 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     end = words.index("--") if "--" in words else len(words)
     args = parser().parse_args(words[:end])
+    names = args.faults or list(FAULTS)
+    for name in names:
+        one_of("fault", name, FAULTS)
+    program = program_of(args, words[end:])
     try:
-        if args.list:
-            print(listing())
-            return Exit.OK
-        names = args.faults or list(FAULTS)
-        for name in names:
-            one_of("fault", name, FAULTS)
-        program = program_of(args, words[end:])
-        if args.local:
-            refuse_slurms(args)
         return run(args, program, [program.case(FAULTS[name]) for name in names])
     except Halted:
         return Exit.INTERRUPTED
 
 
-def program_of(args: argparse.Namespace, words: Sequence[str]) -> Training | Command:
+def program_of(args: argparse.Namespace, words: Sequence[str]) -> Program:
     """What the drill starts: the command after --, else jobkit's training. Raises UsageError."""
+    at = AT if args.at is None else args.at
     if not words:
         if args.after:
             raise UsageError("--after is for a command, which comes after --; here say --at")
-        return Training(AT if args.at is None else args.at, args.device or "cpu")
+        if not FIRST <= at <= LAST:
+            raise UsageError(f"--at {at}: must be from {FIRST} to {LAST}")
+        return Program(at=at, device=args.device or "cpu")
     if not words[1:]:
         raise UsageError("-- needs a command after it, as: -- python train.py")
     if args.device:
         raise UsageError("--device is of jobkit's own training: a command decides itself")
     if args.at is not None and args.after:
         raise UsageError("--at and --after: give one of them")
-    if (at := AT if args.at is None else args.at) < 1:
+    if at < 1:
         raise UsageError(f"--at {at}: must be 1 or more")
     if args.after and args.after >= args.patience:
         raise UsageError(f"--after {args.after:g}: must be below --patience {args.patience:g}")
     # From the start to the fault, from there to the end, and as long again.
     minutes = max(10, math.ceil(3 * args.patience / 60))
-    return Command(words=words[1:], at=at, after_s=args.after, minutes=minutes)
+    return Program(words=tuple(words[1:]), at=at, after_s=args.after, minutes=minutes)
 
 
-def refuse_slurms(args: argparse.Namespace) -> None:
-    """Raise UsageError for an option of Slurm, as the runs start on this machine."""
-    for name in ("site", "account", "partition", "urgent_partition"):
-        if getattr(args, name) and (name, args.site) != ("site", "local"):
-            raise UsageError(
-                f"--{name.replace('_', '-')}: is for Slurm, but the runs start on this machine"
-            )
-
-
-def run(args: argparse.Namespace, program: Training | Command, faults: Sequence[FaultCase]) -> int:
+def run(args: argparse.Namespace, program: Program, faults: Sequence[FaultCase]) -> int:
     """Run the drill where the arguments say; return the exit code."""
     from rich.console import Console
 
     study, console = StudyPaths.named(args.name), Console(highlight=False, markup=False)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, width=100)
+    say = functools.partial(console.print, soft_wrap=True)
     if study.plan.exists():
         raise UsageError(f"--name {study.folder.name}: is a study; choose another")
-    ours = {*FAULTS, REFERENCE, study.drill.name}
+    ours = {*FAULTS, REFERENCE.name, study.drill.name}
     names = sorted(p.name for p in study.folder.iterdir()) if study.folder.exists() else []
     if strange := [name for name in names if name not in ours]:
         raise UsageError(f"{study.folder} holds other files ({strange[0]}); choose a --name")
-    with interruptible() as halted, place_of(args, console) as place:
-        drill = Drill(place, study, program, args.patience, console, halted)
+    with interruptible() as halted, contextlib.ExitStack() as stack:
+        if args.minicluster:
+            say("bringing up a minicluster ...")
+            stack.enter_context(temporary("drill", preemption=True))
+        drill = Drill(
+            place=place_of(args), study=study, program=program, patience_s=args.patience, say=say,
+            halted=halted,
+        )  # fmt: skip
         drill.check(faults)  # before what an earlier drill left is removed
         if study.folder.exists():
             shutil.rmtree(study.folder)
@@ -159,9 +152,9 @@ def run(args: argparse.Namespace, program: Training | Command, faults: Sequence[
     show(rows, console)
     bad = [row.fault for row in rows if not row.good]
     tried = sum(row.possible for row in rows)
-    equal = "" if isinstance(program, Command) else ", with bitwise equal parameters"
-    console.print(f"{tried - len(bad)} of {tried} faults: recovered{equal}")
-    console.print(f"wrote {study.drill}; the folders of the runs are beside it", soft_wrap=True)
+    equal = "" if program.words else ", with bitwise equal parameters"
+    say(f"{tried - len(bad)} of {tried} faults: recovered{equal}")
+    say(f"wrote {study.drill}; the folders of the runs are beside it")
     if halted.is_set():
         return Exit.INTERRUPTED
     return Exit.THRESHOLD if bad else Exit.OK
@@ -180,17 +173,14 @@ def interruptible() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-@contextlib.contextmanager
-def place_of(args: argparse.Namespace, console: "Console") -> Iterator[LocalPlace | SlurmPlace]:
-    """Yield the place where the drill runs; take a temporary minicluster down at the end."""
-    with contextlib.ExitStack() as stack:
-        if args.minicluster:
-            console.print("bringing up a minicluster ...")
-            stack.enter_context(temporary("drill", preemption=True))
-        site = find_site("local" if args.local else args.site)
-        if site is None:
-            refuse_slurms(args)
-            yield LocalPlace()
-        else:
-            options = {k: v for k in ("account", "partition") if (v := getattr(args, k))}
-            yield SlurmPlace(site, options, args.urgent_partition)
+def place_of(args: argparse.Namespace) -> Place:
+    """The place where the drill runs. Raises UsageError for an option of Slurm without one."""
+    site = find_site("local" if args.local else args.site)
+    if site is None:
+        for name in ("site", "account", "partition", "urgent_partition"):
+            if getattr(args, name) and (name, args.site) != ("site", "local"):
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{option}: is for Slurm, but the runs start on this machine")
+        return LocalPlace()
+    options = {k: v for k in ("account", "partition") if (v := getattr(args, k))}
+    return SlurmPlace(site, options, args.urgent_partition)

@@ -1,21 +1,20 @@
-"""The places where a drill runs: this machine, a Slurm cluster, or a minicluster of its own."""
+"""The places where a drill runs: this machine, or a Slurm cluster."""
 
 import contextlib
-import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from subprocess import CompletedProcess
 
 from jobkit.errors import UsageError
-from jobkit.launch.command import RUN_SH, clean_environment, job_command, local_command, python_path
+from jobkit.launch.command import RUN_SH, clean_environment, job_command, local_command
 from jobkit.launch.site import Site
+from jobkit.launch.slurm_cluster import call, refusal
 from jobkit.launch.slurm_options import (
     Options,
     Shape,
@@ -44,34 +43,27 @@ def marked(mark: str) -> list[int]:
     return pids
 
 
-def none_left(mark: str, within_s: float) -> int:
-    """Wait until no process with the mark is left; return the number left after the time."""
+def end_marked(mark: str, within_s: float) -> int:
+    """Wait for the end of every process with the mark, and kill those that are left after the time;
+    return how many.
+    """
     deadline = time.monotonic() + within_s
-    while (left := len(marked(mark))) and time.monotonic() < deadline:
+    while (left := marked(mark)) and time.monotonic() < deadline:
         time.sleep(0.2)
-    return left
-
-
-def end_marked(mark: str) -> None:
-    """Kill every process with the mark."""
-    for pid in marked(mark):
+    for pid in left:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    return len(left)
 
 
 def signal_ranks(mark: str, number: int, rank: int | None = None) -> int:
-    """Signal the processes of one rank, or of all, on this machine; return how many they were.
-
-    A rank's processes are known by RANK. The shell that starts a command as a rank is none of them.
-    """
+    """Signal the processes of one rank, or of all, on this machine; return how many."""
     count = 0
     for pid in marked(mark):
         with contextlib.suppress(OSError):
-            folder = Path(f"/proc/{pid}")
-            variables = (folder / "environ").read_bytes().split(b"\0")
-            ranks = [v for v in variables if v.startswith(b"RANK=")]
-            wanted = ranks if rank is None else [v for v in ranks if v == b"RANK=%d" % rank]
-            if wanted and b"rank_run" not in (folder / "cmdline").read_bytes():
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            ranks = [int(v[5:]) for v in variables if v.startswith(b"RANK=")]
+            if ranks and rank in (None, *ranks):
                 os.kill(pid, number)
                 count += 1
     return count
@@ -81,11 +73,14 @@ def signal_ranks(mark: str, number: int, rank: int | None = None) -> int:
 class Started:
     """One start of a run, which run.sh or Slurm may restart.
 
-    begins, ends: when its attempts were seen to begin and to end, in Unix seconds.
+    begins, ends: when its attempts were seen to begin and to end, in Unix seconds. Each kind has
+    look, which updates what is known and returns whether it is still in progress; warn, the signal
+    that Slurm sends before a time limit; terminate_ranks, SIGTERM to them alone; and cancel.
     """
 
     begins: list[float] = field(default_factory=list)
     ends: list[float] = field(default_factory=list)
+    nodes: list[str] = field(default_factory=list)  # on Slurm, of its first attempt
     over: bool = False
     end_text: str = ""  # how it ended, in the launcher's words
 
@@ -95,13 +90,12 @@ class Started:
         pairs = zip(self.begins, self.ends, strict=False)
         return max((end - begin for begin, end in pairs), default=0.0)
 
-    def look(self) -> bool:
-        """Update what is known of the start; return whether it is still in progress."""
-        raise NotImplementedError
+    def accounted(self) -> slurm_jobs.Job | None:
+        """What Slurm's accounting says of its first attempt."""
+        return None
 
-    def cancel(self) -> None:
-        """End it."""
-        raise NotImplementedError
+
+# --- this machine --------------------------------------------------------------------------------
 
 
 @dataclass(kw_only=True)
@@ -123,6 +117,12 @@ class LocalStart(Started):
             self.ends.append(now)
         return not self.over
 
+    def warn(self) -> None:
+        self.child.send(signal.SIGUSR2)
+
+    def terminate_ranks(self, mark: str) -> None:
+        signal_ranks(mark, signal.SIGTERM)
+
     def cancel(self) -> None:
         self.child.send(signal.SIGTERM)
         self.child.processes[0].wait()
@@ -131,38 +131,19 @@ class LocalStart(Started):
 class LocalPlace:
     """This machine, without Slurm."""
 
-    name, poll_s = "here", 0.1
-    sees_processes = True
-    size: ClassVar[Size] = {"nodes": 1, "ranks_per_node": 2}
+    name, poll_s, size = "here", 0.1, {"nodes": 1, "ranks_per_node": 2}
+    sees_processes, urgent = True, None
 
     def start(
-        self, spec: PlannedRun, paths: RunPaths, env: Mapping[str, str], again: bool, more: Options
-    ) -> Started:
-        """Start the run; again: run.sh restarts it once."""
-        words = local_command(spec, paths.folder, ["--max-restarts", "1"] if again else [])
+        self, spec: PlannedRun, paths: RunPaths, env: Mapping[str, str], first: bool, _: Options
+    ) -> LocalStart:
+        """Start the run; first: run.sh restarts it once."""
+        words = local_command(spec, paths.folder, ["--max-restarts", "1"] if first else [])
         before, child = len(paths.attempt_numbers()), Children(grace_s=0.0)
         environ = {**clean_environment(os.environ), "JOBKIT_PYTHON": sys.executable, **env}
         with paths.log.open("ab") as log:  # in its own session: Ctrl-C is the drill's to answer
             child.start(words, environ, output=log)
         return LocalStart(child=child, paths=paths, before=before)
-
-    def warn(self, started: Started) -> None:
-        """Send the stop signal to run.sh."""
-        assert isinstance(started, LocalStart)
-        started.child.send(signal.SIGUSR2)
-
-    def terminate_ranks(self, started: Started, mark: str) -> None:
-        """Send SIGTERM to the ranks only."""
-        signal_ranks(mark, signal.SIGTERM)
-
-
-def compare(reference: Path, runs: list[Path]) -> dict[str, bool | None]:
-    """Return, by folder, whether each run's parameters equal the reference's; None: unknown."""
-    words = [sys.executable, "-m", "jobkit.checks.compare", str(reference), *map(str, runs)]
-    env = {**clean_environment(os.environ), "PYTHONPATH": python_path()}
-    done = subprocess.run(words, env=env, capture_output=True, text=True)
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return {row["run"]: row["same"] for row in rows}
 
 
 # --- Slurm ---------------------------------------------------------------------------------------
@@ -171,10 +152,8 @@ _SETTLED_S = 3.0  # a job that Slurm requeues shows a final state for a moment
 _REQUEUED = ("NODE_FAIL", "PREEMPTED")
 
 
-def slurm(words: list[str], **env: str) -> "subprocess.CompletedProcess[str]":
+def slurm(words: list[str], **env: str) -> "CompletedProcess[str]":
     """Call a Slurm command with additional environment variables, which a job inherits."""
-    from jobkit.launch.slurm_cluster import call
-
     return call(["env", *(f"{k}={v}" for k, v in env.items()), *words])
 
 
@@ -183,7 +162,6 @@ class SlurmStart(Started):
     """A Slurm job."""
 
     job_id: str
-    nodes: list[str] = field(default_factory=list)  # of its first start
     _since: float = 0.0
 
     def look(self) -> bool:
@@ -211,33 +189,46 @@ class SlurmStart(Started):
             self.over, self.end_text = True, f"Slurm job {self.job_id}: {state}"
         return not self.over
 
+    def warn(self) -> None:
+        slurm(["scancel", "--signal=USR2", self.job_id])
+
+    def terminate_ranks(self, _: str) -> None:
+        slurm(["scancel", "--signal=TERM", self.job_id])
+
     def cancel(self) -> None:
         slurm(["scancel", self.job_id])
+
+    def accounted(self) -> slurm_jobs.Job | None:
+        """None also where it was requeued at its own request."""
+        words = ["sacct", "-D", "-X", "-P", "-n", "-j", self.job_id, "-o", slurm_jobs.SACCT]
+        shown = slurm(words).stdout
+        job = slurm_jobs.read_sacct(shown.partition("\n")[0]).get(self.job_id)
+        return job if job and job.status not in ("pending", "running") else None
 
 
 class SlurmPlace:
     """A cluster, or a minicluster, all of whose processes are on this machine."""
 
-    name = "slurm"
-    size: ClassVar[Size] = {"nodes": 2, "ranks_per_node": 1}
+    name, size = "slurm", {"nodes": 2, "ranks_per_node": 1}
 
     def __init__(self, site: Site, options: Options, urgent: str | None) -> None:
         """options: sbatch's, for every job. urgent: a partition that preempts others' jobs."""
         self.site, self.options = site, options
-        folder = os.environ.get(DIR_VARIABLE)
-        self.sees_processes = bool(folder) and Path(str(folder)).is_dir()
+        self.sees_processes = Path(os.environ.get(DIR_VARIABLE) or "/nonexistent").is_dir()
         self.poll_s = 0.8 if self.sees_processes else 5.0  # a controller has other users
         names = slurm(["sinfo", "-h", "-o", "%R"]) if self.sees_processes else None
         partitions = names.stdout.split() if names else []
         self.urgent = urgent or ("urgent" if "urgent" in partitions else None)
 
     def start(
-        self, spec: PlannedRun, paths: RunPaths, env: Mapping[str, str], again: bool, more: Options
-    ) -> Started:
+        self, spec: PlannedRun, paths: RunPaths, env: Mapping[str, str], _: bool, more: Options
+    ) -> SlurmStart:
         """Submit the run; jobkit or Slurm may requeue it. Raises UsageError when it is refused."""
-        from jobkit.launch.slurm_cluster import refusal
-
-        options = self._options(spec, paths, more)
+        shape = Shape(spec.nodes, spec.ranks_per_node)
+        name = f"drill-{paths.folder.name}"
+        options = sbatch_options(shape, self.site, {**self.options, **more}, name)
+        log = output_file(paths.log)
+        options |= {**warning(options, spec.stop_signal), "output": log, "error": log}
         words = [f"--{k}" if v is True else f"--{k}={v}" for k, v in options.items()]
         write_whole(paths.site, self.site.shell())
         words = ["sbatch", "--parsable", *words, str(RUN_SH), *job_command(spec, paths, False)[2:]]
@@ -247,41 +238,17 @@ class SlurmPlace:
             raise UsageError(refusal(done.stderr, options))
         return SlurmStart(job_id=done.stdout.strip().split(";")[0])
 
-    def _options(self, spec: PlannedRun, paths: RunPaths, more: Options) -> Options:
-        shape = Shape(spec.nodes, spec.ranks_per_node)
-        asked_for = {"time": "10", **self.options, **more}
-        options = sbatch_options(shape, self.site, asked_for, f"drill-{paths.folder.name}")
-        log = output_file(paths.log)
-        return {**options, **warning(options, spec.stop_signal), "output": log, "error": log}
-
-    def warn(self, started: Started) -> None:
-        """Send the stop signal, as Slurm does before the time limit."""
-        assert isinstance(started, SlurmStart)
-        slurm(["scancel", "--signal=USR2", started.job_id])
-
-    def terminate_ranks(self, started: Started, mark: str) -> None:
-        """Send SIGTERM to the job step only."""
-        assert isinstance(started, SlurmStart)
-        slurm(["scancel", "--signal=TERM", started.job_id])
-
-    def preempt(self, nodes: list[str]) -> str:
-        """Submit a job that preempts those on the nodes; return why it was refused, or empty."""
+    def preempt(self, nodes: list[str]) -> None:
+        """Submit a job that preempts those on the nodes. Raises UsageError where it is refused."""
         words = ["sbatch", f"--partition={self.urgent}", f"--nodes={len(nodes)}", "--exclusive"]
         words += [f"--nodelist={','.join(nodes)}", "--output=/dev/null", "--job-name=drill-urgent"]
         site = {"account": self.site.account, "qos": self.site.qos}
         options = {**site, **verbatim(self.site.sbatch), **self.options}
         words += [f"--{key}={options[key]}" for key in site if options[key]]
         done = slurm([*words, "--time=1", "--wrap", "sleep 2"])
-        return done.stderr.strip() or "sbatch failed" if done.returncode else ""
+        if done.returncode:
+            raise UsageError(f"the preempting job was refused: {done.stderr.strip()}")
 
 
-def first_row(job_id: str) -> slurm_jobs.Job | None:
-    """What sacct says of a job's first start; None where it says nothing, or that it was requeued
-    at the job's own request.
-    """
-    words = ["sacct", "-D", "-X", "-P", "-n", "-j", job_id, "-o", slurm_jobs.SACCT]
-    shown = slurm(words).stdout
-    for line in shown.splitlines()[:1]:
-        job = slurm_jobs.read_sacct(line).get(job_id)
-        return job if job and job.status not in ("pending", "running") else None
-    return None
+Place = LocalPlace | SlurmPlace
+Start = LocalStart | SlurmStart

@@ -1,22 +1,25 @@
-"""The programs that a drill starts: jobkit's own training, or a command of the user's.
+"""The program that a drill starts: jobkit's own training, or a command of the user's.
 
 The training injects some faults into itself, and pauses for those from outside. A command knows of
 none: it is hit while it runs, once it has recorded so many steps or has run for so many seconds.
 """
 
 import io
-import math
+import json
+import os
 import re
+import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jobkit.drill.faults import FaultCase, Row, lost_iterations, records, startup, with_parameters
-from jobkit.drill.places import Size, Started, compare
+from jobkit.drill.faults import REFERENCE, TIME_LIMIT_MIN, FaultCase, Row, records
+from jobkit.drill.places import Size, Started
 from jobkit.errors import UsageError
-from jobkit.launch.slurm_options import Options
+from jobkit.launch.command import clean_environment, python_path
 from jobkit.metric.kinds import TAG
 from jobkit.metric.reader import scan
 from jobkit.outcome.evidence import START_MARK
@@ -26,7 +29,7 @@ from jobkit.spec.command import CommandSpec
 from jobkit.spec.runspec import PlannedRun, RunSpec
 
 # 64 iterations, with a checkpoint at every tenth and in the end.
-TRAINING: dict[str, object] = {
+TRAINING: dict[str, Any] = {
     "strategy": "ddp",
     "model": "mlp",
     "dataset": "synthetic",
@@ -43,154 +46,122 @@ _ATTEMPT = re.compile(rf"{re.escape(START_MARK)}: attempt ([0-9]{{1,9}})\b")
 _NEWEST_BYTES = 64 << 10  # of the log: the newest step is there
 
 
-class Training:
-    """jobkit's own training."""
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """What the drill starts, and when the fault hits it."""
 
-    def __init__(self, at: int, device: str) -> None:
-        """at: the iteration after which the fault is injected. Raises UsageError."""
-        if not FIRST <= at <= LAST:
-            raise UsageError(f"--at {at}: must be from {FIRST} to {LAST}")
-        on_gpu = {"deterministic": True} if device == "cuda" else {}
-        self.at, self._settings = at, {**TRAINING, "device": device, **on_gpu}
+    at: int  # the iteration, or the step that a command records, after which the fault comes
+    after_s: float | None = None  # seconds from a command's start, in place of a step
+    words: tuple[str, ...] = ()  # the command; empty: jobkit's training
+    device: str = "cpu"  # of the training
+    minutes: int = 10  # the time limit of a job
 
     def case(self, fault: FaultCase) -> FaultCase:
         """How a fault is injected into this program."""
+        if self.words and fault.name in ("kill", "hang"):
+            return replace(fault, action=fault.name, needs="processes")
         return fault
 
-    def impossible(self, fault: FaultCase) -> str:
-        """Why a fault cannot be injected into this program; empty if it can."""
-        return ""
-
     def spec(self, size: Size, fault: FaultCase) -> PlannedRun:
-        return RunSpec(**{**self._settings, **fault.settings, **size})  # type: ignore[arg-type]
-
-    def options(self) -> Options:
-        return {}
+        if self.words:
+            return CommandSpec(command=self.words, **size)  # type: ignore[arg-type]
+        on_gpu = {"deterministic": True} if self.device == "cuda" else {}
+        return RunSpec(**{**TRAINING, "device": self.device, **on_gpu, **fault.settings, **size})
 
     def environment(self, fault: FaultCase) -> dict[str, str]:
-        """Return the variables that tell the program of the fault."""
+        """The variables that tell the training of the fault."""
+        if self.words or fault == REFERENCE:
+            return {}
         # Rank 1 injects the fault itself; rank 0 pauses for one from outside.
-        rank = 0 if fault.kind == "hold" else 1
-        return {"JOBKIT_FAULT": f"{fault.kind}@{self.at}:{rank}"} if fault.kind else {}
+        kind, rank = ("hold", 0) if fault.action else (fault.name, 1)
+        return {"JOBKIT_FAULT": f"{kind}@{self.at}:{rank}"}
 
     def reached(self, paths: RunPaths, started: Started) -> bool:
-        """Whether the first attempt is where the fault is injected."""
-        return paths.fault_marker(0).exists()
-
-    def where(self) -> str:
-        return f"after iteration {self.at}"
-
-    def check_reference(self, paths: RunPaths, took_s: float) -> None:
-        """Every run of the training comes to the injection point."""
-
-    def limited(self, fault: FaultCase, reference: RunPaths, took_s: float) -> FaultCase:
-        return fault  # rank 0 pauses at the injection point, which it reaches in seconds
-
-    def redone(self, paths: RunPaths) -> int | None:
-        """Return the iterations that the second attempt did again."""
-        return lost_iterations(paths, self.at)
-
-    def began(self, paths: RunPaths, attempt: int) -> float | None:
-        """Return when an attempt was at its first iteration, in Unix seconds; None: not known."""
-        return startup(paths, attempt)
-
-    def deviation(self, fault: FaultCase, status: str) -> str:
-        """What was not as expected of the attempt that the fault hit, by its status."""
-        return "" if status in fault.first else f"expected {' or '.join(fault.first)}"
-
-    def compared(self, rows: list[Row], reference: Path) -> list[Row]:
-        """Return the rows with the parameters compared with those of the reference."""
-        folder = reference.parent
-        tried = [folder / row.fault for row in rows if row.possible]
-        return with_parameters(rows, compare(reference, tried), folder)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Command:
-    """A command of the user's, which is hit after so many steps, or after so many seconds."""
-
-    words: Sequence[str]
-    at: int
-    after_s: float | None
-    minutes: int  # the time limit of a job
-
-    def case(self, fault: FaultCase) -> FaultCase:
-        if fault.name not in ("kill", "hang"):
-            return fault
-        return replace(fault, kind="hold", needs="processes", action=fault.name)
-
-    def impossible(self, fault: FaultCase) -> str:
-        return "" if fault.kind == "hold" else "only jobkit's own training does this to itself"
-
-    def spec(self, size: Size, fault: FaultCase) -> PlannedRun:
-        return CommandSpec(command=tuple(self.words), **size)  # type: ignore[arg-type]
-
-    def options(self) -> Options:
-        return {"time": str(self.minutes)}
-
-    def environment(self, fault: FaultCase) -> dict[str, str]:
-        return {}
-
-    def reached(self, paths: RunPaths, started: Started) -> bool:
+        """Whether the first attempt is where the fault comes."""
+        if not self.words:
+            return paths.fault_marker(0).exists()
         if self.after_s is None:
             return max(steps_of(paths, 0, _NEWEST_BYTES), default=0) >= self.at
         return bool(started.begins) and time.time() - started.begins[0] >= self.after_s
 
     def where(self) -> str:
-        return f"after step {self.at}" if self.after_s is None else f"after {self.after_s:g} s"
+        if self.after_s is not None:
+            return f"after {self.after_s:g} s"
+        return f"after {'step' if self.words else 'iteration'} {self.at}"
 
     def check_reference(self, paths: RunPaths, took_s: float) -> None:
-        """Raise UsageError where the run without a fault ends before the injection point."""
-        if self.after_s is not None:
-            if took_s <= self.after_s:
-                raise UsageError(f"--after {self.after_s:g}: the command took {took_s:.0f} s")
-            return
-        last = max(steps_of(paths, 0), default=None)
-        if last is None:
-            raise UsageError("the command recorded no step: say when, as --after SECONDS")
-        if last <= self.at:
-            raise UsageError(f"--at {self.at}: the command made {last} steps: say fewer")
+        """Raise UsageError where the command without a fault ends before the fault would come."""
+        if self.after_s is not None and took_s <= self.after_s:
+            raise UsageError(f"--after {self.after_s:g}: the command took {took_s:.0f} s")
+        if self.words and self.after_s is None:
+            last = max(steps_of(paths, 0), default=None)
+            if last is None:
+                raise UsageError("the command recorded no step: say when, as --after SECONDS")
+            if last <= self.at:
+                raise UsageError(f"--at {self.at}: the command made {last} steps: say fewer")
 
-    def limited(self, fault: FaultCase, reference: RunPaths, took_s: float) -> FaultCase:
-        """Return the fault with a time limit after the injection point, where it is one.
-
-        Raises UsageError for a command that has ended by then, as the reference shows.
-        """
-        if "time" not in fault.options:
-            return fault
-        point_s = self.after_s
-        if point_s is None:  # the start-up, which is no step, is within the minute that is added
-            point_s = took_s * self.at / max(steps_of(reference, 0))
-        minutes = math.ceil(point_s / 60) + 1
-        if took_s < 60 * (minutes + 1):  # Slurm ends a job up to a minute after its limit
-            raise UsageError(
-                f"the command ran for {took_s:.0f} s; with the fault {self.where()} it must run "
-                f"for at least {minutes + 1} minutes"
-            )
-        # A warning before the limit could come before the injection point.
-        options = {**fault.options, "time": str(minutes), "signal": "CONT@1"}
-        return replace(fault, options=options)
+    def too_short(self, fault: FaultCase, took_s: float) -> str:
+        """Why a command ends before a fault's time limit, by its time without one; or empty."""
+        minutes = TIME_LIMIT_MIN + 1  # Slurm ends a job up to a minute after its limit
+        if self.words and fault.name == "time-limit" and took_s < 60 * minutes:
+            return f"the command took {took_s:.0f} s; it must run for {minutes} minutes or more"
+        return ""
 
     def redone(self, paths: RunPaths) -> int | None:
-        """By the numbers in [METRIC] lines: a meter counts from 1 in each attempt.
+        """The iterations that the second attempt did again; None: not known.
 
-        Where not each step has a line, the second attempt may have begun up to a line's steps
-        before the first that it printed.
+        Of the training: those that the first reached, less those that were loaded. Of a command: by
+        the numbers in [METRIC] lines, as a meter counts from 1 in each attempt. Where not each step
+        has a line, the second may have begun up to a line's steps before the first that it printed.
         """
-        before, then = (printed_steps(paths, attempt) for attempt in (0, 1))
-        if not before or not then:
-            return None
-        return max(0, max(before) - then[0] + max(1, before[0]))
-
-    def began(self, paths: RunPaths, attempt: int) -> float | None:
-        begins = records(paths, attempt, "run_start")
-        return float(begins[0]["t"]) if begins else None
+        if self.words:
+            before, then = (printed_steps(paths, attempt) for attempt in (0, 1))
+            if not before or not then:
+                return None
+            return max(0, max(before) - then[0] + max(1, before[0]))
+        if len(paths.attempt_numbers()) < 2:
+            return 0
+        first, second = (records(paths, attempt, "checkpoint") for attempt in (0, 1))
+        done = [int(r["iteration"]) for r in first if r["action"] == "saved"]
+        loaded = [int(r["iteration"]) for r in second if r["action"] == "loaded"]
+        return max([self.at, *done]) - (loaded[0] if loaded else 0)
 
     def deviation(self, fault: FaultCase, status: str) -> str:
-        return "the attempt went on to its end as if there had been no fault" * (status == "ok")
+        """What was not as expected of the attempt that the fault hit, by its status; or empty."""
+        if self.words:
+            return "the attempt went on to its end as if there had been no fault" * (status == "ok")
+        return "" if status in fault.first else f"expected {' or '.join(fault.first)}"
 
     def compared(self, rows: list[Row], reference: Path) -> list[Row]:
-        return rows
+        """The rows with the training's parameters compared with those of the reference."""
+        if self.words:
+            return rows
+        runs = [str(reference.parent / row.fault) for row in rows if row.possible]
+        words = [sys.executable, "-m", "jobkit.checks.compare", str(reference), *runs]
+        env = {**clean_environment(os.environ), "PYTHONPATH": python_path()}
+        said = subprocess.run(words, env=env, capture_output=True, text=True).stdout
+        found = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+        return with_parameters(rows, {Path(one["run"]).name: one["same"] for one in found})
+
+
+def with_parameters(rows: list[Row], same: Mapping[str, bool | None]) -> list[Row]:
+    """Return the rows with whether their runs' parameters, by fault, equal the reference's."""
+    compared = []
+    for row in rows:
+        equal = same.get(row.fault)
+        unknown = row.possible and equal is None and not row.note
+        note = "its parameters could not be compared" if unknown else row.note
+        compared.append(replace(row, same_parameters=equal, note=note))
+    return compared
+
+
+def began(paths: RunPaths, attempt: int) -> float | None:
+    """When an attempt was at its first iteration, in Unix seconds; None: not known.
+
+    A command's own start-up is known only as far as the measuring saw it.
+    """
+    found = records(paths, attempt, "startup") or records(paths, attempt, "run_start")
+    return float(found[0]["t"]) if found else None
 
 
 def steps_of(paths: RunPaths, attempt: int, log_bytes: int = TAIL_BYTES) -> list[int]:

@@ -17,15 +17,15 @@ import pytest
 from rich.console import Console
 
 from jobkit.drill import cli, faults, places
-from jobkit.drill.programs import Command, printed_steps, steps_of
-from jobkit.drill.run import FaultRun, impossible
+from jobkit.drill.programs import Program, began, printed_steps, steps_of, with_parameters
+from jobkit.drill.run import Drill, FaultRun, impossible
 from jobkit.errors import UsageError
 from jobkit.launch.site import Site
 from jobkit.metric.kinds import MetricWriter
-from jobkit.outcome.state import STATUSES, run_state
-from jobkit.paths import RunPaths, write_json
+from jobkit.outcome.state import run_state
+from jobkit.paths import RunPaths, StudyPaths, write_json
 
-PROGRAM = Command(words=("python", "train.py"), at=5, after_s=None, minutes=10)
+PROGRAM, TRAINING = Program(words=("python", "train.py"), at=5), Program(at=25)
 GOOD = faults.Row(
     fault="kill", where="n1,n2", first_status="failed", evidence="task 1: Killed",
     final_status="ok",
@@ -42,6 +42,7 @@ def printed(attempt: int, steps: range) -> str:
 class FakeStart(places.Started):
     ended: Callable[[], bool]
     code: int = 0
+    warn: Callable[[], None] = print
 
     def look(self) -> bool:
         self.begins = self.begins or [time.time()]
@@ -63,9 +64,9 @@ class FakePlace(places.LocalPlace):
     told: list[str] = field(default_factory=list)
     poll_s = 0.0
 
-    def start(self, spec, paths, env, again, more) -> places.Started:
+    def start(self, spec, paths, env, first, options) -> FakeStart:
         assert spec.arguments()[-2:] == ["python", "train.py"] and spec.world_size == 2
-        assert env == {places.MARK: "m"}, "a command is told of no fault"
+        assert env == {places.MARK: "x-warning"}, "a command is told of no fault"
         number = len(paths.attempt_numbers())
         paths.outcome(number).parent.mkdir(parents=True)
         with paths.log.open("a") as log:
@@ -73,25 +74,26 @@ class FakePlace(places.LocalPlace):
         if number:
             write_json(paths.outcome(number), {"status": "ok", "exit_code": 0})
             return FakeStart(ended=lambda: True)
-        return FakeStart(ended=lambda: bool(self.told), code=75)
 
-    def warn(self, started: places.Started) -> None:
-        self.told.append("warned")
-        write_json(self.paths.outcome(0), self.ends)
+        def warn() -> None:
+            self.told.append("warned")
+            write_json(paths.outcome(0), self.ends)
 
-    paths = RunPaths(Path())
+        return FakeStart(ended=lambda: bool(self.told), code=75, warn=warn)
 
 
-def fault_run(folder, fault, program=PROGRAM, place=None, patience_s=300) -> FaultRun:
-    return FaultRun(
-        fault=fault, place=place or places.LocalPlace(), paths=RunPaths(folder), program=program,
-        mark="m", patience_s=patience_s, say=print, halted=threading.Event(),
+def fault_run(folder, fault, program=PROGRAM, place=None, patience_s=300.0) -> FaultRun:
+    """Of a drill whose study's folder this is."""
+    place = place or places.LocalPlace()
+    drill = Drill(
+        place=place, study=StudyPaths(folder), program=program, patience_s=patience_s, say=print,
+        halted=threading.Event(), token="x",
     )  # fmt: skip
+    return FaultRun(drill, fault)
 
 
-def row_of(folder: Path, place: FakePlace, program: Command = PROGRAM) -> faults.Row:
-    place.paths = RunPaths(folder / "warning")
-    return fault_run(place.paths.folder, faults.FAULTS["warning"], program, place).run()
+def row_of(folder: Path, place: FakePlace, program: Program = PROGRAM) -> faults.Row:
+    return fault_run(folder, faults.FAULTS["warning"], program, place).run()
 
 
 WHY = "rank 1: ended by the stop signal, SIGUSR2, which the command does not handle"
@@ -102,7 +104,6 @@ FAILED = {"status": "failed", "exit_code": 140, "reason": WHY}
 @pytest.mark.parametrize(
     ("after", "ends", "redone"),
     [
-        (range(8, 12), STOPPED, 0),
         (range(6, 12), STOPPED, 2),
         (range(1, 8), FAILED, 7),  # it has no handler of the signal, and no checkpoint
     ],
@@ -126,20 +127,18 @@ def test_a_command_that_was_not_hit_is_not_good(tmp_path: Path) -> None:
 
 def test_a_run_without_a_fault_that_takes_too_long_is_one_line(tmp_path: Path) -> None:
     place = FakePlace(range(0), {})
-    place.paths = RunPaths(tmp_path / "reference")
-    run = fault_run(place.paths.folder, faults.FAULTS["term"], PROGRAM, place, patience_s=0.01)
+    run = fault_run(tmp_path, faults.FAULTS["warning"], PROGRAM, place, patience_s=0.01)
     with pytest.raises(UsageError, match=r"end: not reached within 0\.01 s; give a longer --pat"):
         run.run_reference()
     assert run.started.over, "it was ended"
 
 
 def test_a_fault_that_fails_outside_is_a_row_like_any_other(tmp_path, monkeypatch) -> None:
-    def begun(run: FaultRun, *_: object) -> None:
-        run.starts.append(places.Started(over=True, begins=[1.0], ends=[2.0]))
+    def start(*_: object) -> None:
         raise OSError("no room")
 
-    monkeypatch.setattr(FaultRun, "_start", begun)
-    row = fault_run(tmp_path / "kill", faults.FAULTS["kill"]).run()
+    monkeypatch.setattr(places.LocalPlace, "start", start)
+    row = fault_run(tmp_path, faults.FAULTS["kill"]).run()
     assert row.note == "no room" and row.possible and not row.good
 
 
@@ -154,8 +153,8 @@ def test_steps_are_those_of_windows_or_of_lines(tmp_path: Path) -> None:
     assert printed_steps(paths, 1) == [*range(3, 9)] and printed_steps(paths, 2) == []
     write(paths, 0, ("run_start", {"unit": None}), ("window", {"step": 25}))
     assert steps_of(paths, 0) == [25]
-    assert time.time() - 300 < (PROGRAM.began(paths, 0) or 0) < time.time() + 1
-    assert PROGRAM.began(paths, 1) is None
+    assert time.time() - 300 < (began(paths, 0) or 0) < time.time() + 1
+    assert began(paths, 1) is None
 
 
 def test_a_command_without_records_is_hit_after_so_many_seconds(tmp_path: Path) -> None:
@@ -180,20 +179,14 @@ def test_a_fault_after_the_end_is_refused_before_any_is_injected(tmp_path: Path)
         command.check_reference(paths, took_s=31)
 
 
-def test_a_time_limit_comes_after_the_injection_point(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path)
-    paths.log.write_text(printed(0, range(1, 9)))  # step 5 of 8
-    assert PROGRAM.limited(faults.FAULTS["term"], paths, 1.0) is faults.FAULTS["term"]
-    for after_s, took_s, minutes in ((20.0, 200.0, 2), (150.0, 300.0, 4), (None, 440.0, 6)):
-        command = replace(PROGRAM, after_s=after_s)
-        fault = command.limited(faults.FAULTS["time-limit"], paths, took_s)
-        assert fault.options["time"] == str(minutes)
-        run = fault_run(tmp_path, fault, command)
-        run.starts.append(places.Started(begins=[1000.0]))
-        run.inject()
-        assert run.injected_at == 1000 + 60 * minutes
-    with pytest.raises(UsageError, match=r"200 s; .* after 150 s it must run for at least 5"):
-        replace(PROGRAM, after_s=150.0).limited(faults.FAULTS["time-limit"], paths, 200.0)
+def test_a_time_limit_needs_a_command_that_runs_for_longer(tmp_path: Path) -> None:
+    limit = faults.FAULTS["time-limit"]
+    assert PROGRAM.too_short(limit, 179).startswith("the command took 179 s; it must run for 3")
+    assert not PROGRAM.too_short(limit, 180) and not TRAINING.too_short(limit, 1)
+    run = fault_run(tmp_path, limit)
+    run.starts.append(places.Started(begins=[1000.0]))
+    run.inject()
+    assert run.injected_at == 1000 + 60 * 2
 
 
 def test_the_time_in_a_queue_is_not_the_commands() -> None:
@@ -202,27 +195,19 @@ def test_the_time_in_a_queue_is_not_the_commands() -> None:
     assert places.Started().took_s == 0.0
 
 
-def test_one_rank_is_signalled_and_not_the_shell_that_starts_it() -> None:
-    """Ranks 0 and 1, a process without a rank, and a shell with the words of rank 1's shell."""
-    wait, started = [sys.executable, "-c", "input()"], []
-    for rank, words in ((0, wait), (1, wait), (None, wait), (1, [*wait, "rank_run here"])):
-        env = {**os.environ, places.MARK: "one-rank"} | (
-            {} if rank is None else {"RANK": str(rank)}
-        )
-        started.append(subprocess.Popen(words, env=env, stdin=subprocess.PIPE))
-    try:
-        assert places.signal_ranks("one-rank", signal.SIGKILL, rank=1) == 1
-        assert started[1].wait(300) == -9
-        assert places.signal_ranks("one-rank", signal.SIGTERM) == 1
-        assert started[0].wait(300) == -15
-        assert places.signal_ranks("one-rank", 0) == 0
-        assert places.none_left("one-rank", 0.0) == 2 and places.none_left("one-ran", 0.0) == 0
-        assert [p.poll() for p in started[2:]] == [None, None]
-    finally:
-        places.end_marked("one-rank")
-    for process in started[2:]:
-        assert process.wait(300) == -9
-    assert places.none_left("one-rank", 5.0) == 0
+def test_one_rank_is_signalled_or_all() -> None:
+    """Of ranks 0 and 1, and of a process that is no rank."""
+    env, started = {**os.environ, places.MARK: "one-rank"}, []
+    for rank in ({"RANK": "0"}, {"RANK": "1"}, {}):
+        wait = [sys.executable, "-c", "input()"]
+        started.append(subprocess.Popen(wait, env=env | rank, stdin=subprocess.PIPE))
+    assert places.signal_ranks("one-rank", signal.SIGKILL, rank=1) == 1
+    assert started[1].wait(300) == -9
+    assert places.signal_ranks("one-rank", signal.SIGTERM) == 1
+    assert started[0].wait(300) == -15
+    assert places.signal_ranks("one-rank", 0) == 0 and places.end_marked("one-ran", 0.0) == 0
+    assert places.end_marked("one-rank", 0.0) == 1 and started[2].wait(300) == -9
+    assert places.end_marked("one-rank", 5.0) == 0
 
 
 # --- rows, by what a run left ---
@@ -255,10 +240,10 @@ def test_iterations_lost_are_those_done_again(tmp_path: Path) -> None:
     ):
         paths = RunPaths(tmp_path / str(number))
         write(paths, 0, *first)
-        assert faults.lost_iterations(paths, 25) == 0  # there was no other attempt
+        assert TRAINING.redone(paths) == 0  # there was no other attempt
         write(paths, 1, ("startup", {"total_s": 3.0}), *then)
-        assert faults.lost_iterations(paths, 25) == lost
-        assert time.time() - 300 < (faults.startup(paths, 1) or 0) < time.time() + 1
+        assert TRAINING.redone(paths) == lost
+        assert time.time() - 300 < (began(paths, 1) or 0) < time.time() + 1
 
 
 def test_the_first_attempt_is_told_as_if_there_had_been_no_other(tmp_path: Path) -> None:
@@ -270,7 +255,7 @@ def test_the_first_attempt_is_told_as_if_there_had_been_no_other(tmp_path: Path)
         "[jobkit] start: attempt 1 of kill on n1\ndone\n"
     )
     assert run_state(paths).status == "ok"
-    state = run_state(faults.first_attempt(paths, None))
+    state = faults.first_state(paths, None)
     assert (state.status, state.attempts) == ("failed", 1)
     assert state.evidence == "srun: error: n2: task 1: Killed"
 
@@ -302,11 +287,11 @@ def test_the_table_and_the_csv_have_every_row(tmp_path: Path) -> None:
     assert "scancel: not possible here" in text
 
 
-def test_the_parameters_are_those_of_the_rows_own_folder(tmp_path: Path) -> None:
-    (row,) = faults.with_parameters([GOOD], {f"{tmp_path}/kill": False}, tmp_path)
+def test_parameters_that_differ_or_could_not_be_compared() -> None:
+    (row,) = with_parameters([GOOD], {"kill": False})
     assert row.same_parameters is False and not row.good
     rows = [GOOD, replace(GOOD, note="lost"), faults.Row(fault="term", note="not possible here")]
-    notes = [row.note for row in faults.with_parameters(rows, {}, tmp_path)]
+    notes = [row.note for row in with_parameters(rows, {})]
     assert notes == ["its parameters could not be compared", "lost", "not possible here"]
 
 
@@ -322,14 +307,16 @@ def mini(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> places.SlurmPlace:
 
 
 def test_why_a_fault_is_not_possible(mini: places.SlurmPlace) -> None:
-    here, kill = places.LocalPlace(), PROGRAM.case(faults.FAULTS["kill"])
-    assert impossible(here, faults.FAULTS["scancel"]) == "it needs Slurm"
-    assert impossible(here, kill) == impossible(mini, kill) == ""
-    assert mini.urgent == "urgent" and impossible(mini, faults.FAULTS["preemption"]) == ""
+    def why(place: places.Place, name: str) -> str:
+        return impossible(place, PROGRAM, PROGRAM.case(faults.FAULTS[name]))
+
+    here = places.LocalPlace()
+    assert why(here, "scancel") == why(here, "preemption") == "it needs Slurm"
+    assert [name for name in faults.FAULTS if why(mini, name)] == ["raise"]
+    assert why(here, "kill") == ""
     mini.urgent, mini.sees_processes = None, False  # as on a cluster's login node
-    assert "--urgent-partition" in impossible(mini, faults.FAULTS["preemption"])
-    assert "needs --local or --minicluster" in impossible(mini, kill)
-    assert [n for n, f in faults.FAULTS.items() if PROGRAM.impossible(PROGRAM.case(f))] == ["raise"]
+    assert "--urgent-partition" in why(mini, "preemption")
+    assert "needs --local or --minicluster" in why(mini, "kill")
 
 
 def test_the_job_that_preempts_is_charged_as_the_others(mini, monkeypatch) -> None:
@@ -337,9 +324,9 @@ def test_the_job_that_preempts_is_charged_as_the_others(mini, monkeypatch) -> No
     answer = subprocess.CompletedProcess([], 0, "", "")
     monkeypatch.setattr(places, "slurm", lambda words: called.append(words) or answer)
     mini.site = Site(name="s", account="of-the-site", qos="high")
-    assert mini.preempt(["n1"]) == ""
+    mini.preempt(["n1"])
     mini.options = {"account": "given"}
-    assert mini.preempt(["n1"]) == ""
+    mini.preempt(["n1"])
     charged = [[w for w in words if w.startswith(("--account", "--qos"))] for words in called]
     assert charged == [["--account=of-the-site", "--qos=high"], ["--account=given", "--qos=high"]]
 
@@ -381,17 +368,6 @@ def test_a_jobs_starts_and_ends_are_noted(monkeypatch: pytest.MonkeyPatch) -> No
 # --- the command ---
 
 
-def test_the_list_names_every_fault_and_what_it_needs(capsys) -> None:
-    assert cli.main(["--list"]) == 0
-    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
-    assert lines.keys() == faults.FAULTS.keys()
-    assert "(needs Slurm)" in lines["scancel"] and "--urgent-partition" in lines["preemption"]
-    for fault in faults.FAULTS.values():
-        assert fault.first and set(fault.first) <= set(STATUSES)
-        # A rank that pauses needs a fault from outside.
-        assert (fault.kind == "hold") == bool(fault.action)
-
-
 def test_bad_words_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path))
     for name, file in (("study", "plan.json"), ("mine", "notes"), ("drill", "drill.csv")):
@@ -411,7 +387,7 @@ def test_bad_words_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         ("--faults scancel time-limit", "no fault can be injected here: scancel: it needs"),
         ("--name ../x", "use letters, digits"),
         ("--name study", "is a study; choose another"),
-        ("--name mine", "holds other files (notes)"),
+        ("--name mine --faults scancel", "holds other files (notes)"),
         ("--name drill --faults scancel", "no fault can be injected here"),
     ):
         assert cli.main(["--local", *words.split()]) == 2
