@@ -390,7 +390,7 @@ def test_the_base_is_the_smallest_size_that_was_measured_and_is_told() -> None:
     assert found["ddp", 2].efficiency == 1.0
     assert speed_up is not None
     assert found["ddp", 4].efficiency == pytest.approx(speed_up / 2)
-    assert "ddp: speed-up and efficiency relative to ddp on 2 ranks" in text()
+    assert "relative to the same strategy and settings at the smallest measured size." in text()
 
 
 def test_the_page_says_all_that_matters() -> None:
@@ -402,7 +402,7 @@ def test_the_page_says_all_that_matters() -> None:
     page = text()
     assert "s: 1 of 2 runs ok" in page
     assert f"failed    {bad}: rank 1: ValueError: [red]boom[/red]" in page
-    assert "strong scaling" in page
+    assert "Strong scaling" in page
 
 
 def test_nothing_is_cut_on_a_narrow_terminal() -> None:

@@ -4,6 +4,7 @@ A panel has one unit and one kind of scaling. Medians are lines; a bar is the in
 or, of a value without one, the range of the repeats.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
@@ -34,82 +35,65 @@ class Panel(NamedTuple):
     of_size: bool = False
 
 
-class Panels(NamedTuple):
-    """A figure: its title and panels."""
-
-    title: str
-    panels: tuple[Panel, ...]
-
-
-_TIME = Panel("times_s", "time per {of} (s)", "log", np.reciprocal)
-_RATE = Panel("throughput", "{rate}", "log", np.positive, True)
-_RATE_OF_ONE = Panel("throughput_per_rank", "{rate} per {process}", "zero", np.ones_like, True)
-_SPEED_UP = Panel("speed_up", "speed-up\nrelative to {base}", "ratio", np.positive, True)
-_EFFICIENCY = Panel(
-    "efficiency", "parallel efficiency\nrelative to {base}", "share", np.ones_like, True
-)
-_TO_ACCURACY = Panel(
-    "time_to_accuracy_s", "time to {target} accuracy (s)", "log", np.reciprocal, True
-)
-_LOSS = Panel("val_loss", "final validation loss", "near")
-_ACCURACY = Panel("val_accuracy", "final validation accuracy", "near")
-_MEMORY = Panel("peak_memory_mib", "peak memory per {process}, {kind} (MiB)")
-_ENERGY = Panel("joules_per_work", "energy per {work} (J), of: {joules_of}", of_size=True)
+_TO_ACCURACY = "time to {target} accuracy (s)"
+_RATE_OF_ONE = "throughput per {process} ({rate})"
+_EFFICIENCY = "parallel efficiency\nrelative to {base}"
 BY_SIZE = {
-    "time_per_epoch": Panels("time per {of}", (_TIME,)),
-    "throughput": Panels("throughput", (_RATE, _RATE_OF_ONE)),
-    "speed_up": Panels("speed-up", (_SPEED_UP,)),
-    "efficiency": Panels("parallel efficiency", (_EFFICIENCY,)),
-    "time_to_accuracy": Panels("training time to {target} accuracy", (_TO_ACCURACY,)),
-    "loss_and_accuracy_by_size": Panels("loss and accuracy at each size", (_LOSS, _ACCURACY)),
-    "peak_memory": Panels("peak memory per {process}", (_MEMORY,)),
-    "energy": Panels("energy per {work}", (_ENERGY,)),
+    "time_per_epoch": [Panel("times_s", "time per {of} (s)", "log", np.reciprocal)],
+    "throughput": [
+        Panel("throughput", "throughput ({rate})", "log", np.positive, True),
+        Panel("throughput_per_rank", _RATE_OF_ONE, "zero", np.ones_like, True),
+    ],
+    "speed_up": [Panel("speed_up", "speed-up\nrelative to {base}", "ratio", np.positive, True)],
+    "efficiency": [Panel("efficiency", _EFFICIENCY, "share", np.ones_like, True)],
+    "time_to_accuracy": [Panel("time_to_accuracy_s", _TO_ACCURACY, "log", np.reciprocal, True)],
+    "loss_and_accuracy_by_size": [
+        Panel("val_loss", "final validation loss", "near"),
+        Panel("val_accuracy", "final validation accuracy", "near"),
+    ],
+    "peak_memory": [Panel("peak_memory_mib", "peak memory per {process}, {kind} (MiB)")],
+    "energy": [Panel("joules_per_work", "energy per {work} (J), of: {joules_of}", of_size=True)],
 }
-
-
-class Kind(NamedTuple):
-    """What the sizes of one panel share: no axis has two units, or strong and weak scaling."""
-
-    scaling: str  # strong or weak; empty: nobody said which
-    unit: str  # of the rate
+Kind = tuple[str, str]  # strong or weak (empty: nobody said which), and the unit of the rate
 
 
 def kind_of(size: Size) -> Kind:
-    """The panel of a size."""
-    return Kind(size.scaling or "", size.throughput_unit)
+    """The panel of a size: no axis has two units, or strong and weak scaling."""
+    return size.scaling or "", size.throughput_unit
 
 
 def kinds_of(sizes: Iterable[Size]) -> list[Kind]:
     """The panels of sizes: strong scaling first, then weak."""
-    return sorted({kind_of(s) for s in sizes}, key=lambda k: (k.scaling or "z", k.unit))
+    return sorted({kind_of(s) for s in sizes}, key=lambda k: (k[0] or "z", k[1]))
 
 
 def suffix(kind: Kind, kinds: Sequence[Kind]) -> str:
     """What the label of an axis adds where there are several kinds of scaling."""
-    if len({k.scaling for k in kinds}) < 2:
-        return ""
-    return f", {kind.scaling} scaling" if kind.scaling else ", scaling not stated"
+    return f", {kind[0] or 'unstated'} scaling" if len({k[0] for k in kinds}) > 1 else ""
 
 
 def size_figure(results: Results, name: str) -> Figure | None:
     """A figure of BY_SIZE; None where fewer than two world sizes have a value."""
-    figure_of = BY_SIZE[name]
     sizes = [s for s in results.sizes if s.world_size]
     known: dict[tuple[Kind, Panel], dict[Size, Values]] = {}
     for kind in kinds_of(sizes):
-        for panel in figure_of.panels:
+        for panel in BY_SIZE[name]:
             values = {s: _values(results, s, panel) for s in sizes if kind_of(s) == kind}
-            if len({s.world_size for s, v in values.items() if v}) > 1:
-                known[kind, panel] = {s: v for s, v in values.items() if v}
+            values = {s: v for s, v in values.items() if v}
+            if len({s.world_size for s in values}) > 1:
+                known[kind, panel] = values
     kinds = list(dict.fromkeys(kind for kind, _ in known))
     if not known or (name == "energy" and len({s.joules_of for s in sizes if s.joules_of}) > 1):
         return None
     words = _words(results, [s for s in sizes if kind_of(s) in kinds])
-    rows = len(kinds) if 1 < len(kinds) < len(known) else 1
-    title = f"{results.name}: {figure_of.title.format(**words)}"
+    labels = [panel.label.format(**words, rate=unit) for (_, unit), panel in known]
+    titles = dict.fromkeys(re.split(r" \(|\n", label)[0] for label in labels)
+    rows = len(kinds) if len(known) == 2 * len(kinds) else 1  # a row for each kind
+    title = f"{results.name}: {' and '.join(titles)}"
     figure, axes = style.new_figure(len(known) // rows, title, style.subtitle(results), rows)
     look = style.looks(s.series for s in sizes)
-    for panel_axes, ((kind, panel), values) in zip(axes, known.items(), strict=True):
+    panels = zip(axes, labels, known.items(), strict=True)
+    for panel_axes, label, ((kind, panel), values) in panels:
         of_kind = [s for s in sizes if kind_of(s) == kind]
         for line in lines_of(values):
             draw_line(panel_axes, {s: values[s] for s in line}, look[line[0].series], panel.name)
@@ -125,7 +109,6 @@ def size_figure(results: Results, name: str) -> Figure | None:
         mark_not_ok(panel_axes, of_kind)
         _scale(panel_axes, panel)
         style.size_axis(panel_axes, [s.devices or 0 for s in of_kind], style.unit(results))
-        label = panel.label.format(**words, rate=kind.unit)
         panel_axes.set_ylabel(label + suffix(kind, kinds))
     style.legend(figure, axes)
     return figure

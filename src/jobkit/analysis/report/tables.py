@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from statistics import median
 
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.findings.conditions import caveats
@@ -12,6 +11,7 @@ from jobkit.analysis.scaling.scaling import OWN_BASE, SERIAL_BASE
 from jobkit.analysis.scaling.sizes import EPOCH, IMAGES, Size
 from jobkit.analysis.tables.frames import records
 from jobkit.analysis.tables.text import (
+    NONE,
     TextTable,
     counted,
     rounded,
@@ -30,54 +30,62 @@ def time_per(sizes: Sequence[Size]) -> str:
     return f"per {names.pop()}" if len(names) == 1 else "per amount of work"
 
 
-def proposal_table(results: Results, unit: str, least: float = LEAST) -> TextTable:
+def proposal_table(
+    results: Results, unit: str, least: float = LEAST, *, terminal: bool = False
+) -> TextTable:
     """The scaling of a study, a row for each series and size, with its base and its caveats.
 
     unit: GPUs, or processes (ranks). What is the same in all rows is a note, so that the table fits
-    a page.
+    a page. terminal: memory, accuracy and rate in place of costs and intervals.
     """
     sizes, per = results.sizes, time_per(results.sizes)
-    hours = "GPU-hours" if unit == "GPUs" else "process-hours"
-    goal = next((s.target_accuracy for s in sizes if s.time_of == EPOCH and s.target_accuracy), 0)
     ends = [x for s in sizes for x in (s.efficiency, s.efficiency_low, s.efficiency_high) if x]
     near = any(abs(x - least) < 0.005 and x != least for x in ends)  # as the verdict rounds
 
     def cells(name: str, form: str) -> list[str]:
         return [say(getattr(s, name), form) for s in sizes]
 
-    scalings = {s.scaling or "-" for s in sizes}
+    def with_ends(name: str, form: str) -> list[str]:
+        """With its interval in brackets; the base has none."""
+        found = []
+        for text, size in zip(cells(name, form), sizes, strict=True):
+            ends = None if terminal or text == NONE else size.interval(name)
+            low, high = (form.format(end).removesuffix("%") for end in ends or (0, 0))
+            found.append(text if low == high else f"{text} [{low}, {high}]")
+        return found
+
+    scalings = {s.scaling or NONE for s in sizes}
+    start_up = ", start-up included" * (per == "per run")  # nothing but its wall time is known
     columns = {
         "series": [s.series for s in sizes],
-        "scaling": [s.scaling or "-" for s in sizes] if len(scalings) > 1 else [],
+        "scaling": [s.scaling or NONE for s in sizes] if len(scalings) > 1 and not terminal else [],
         unit: [say(s.devices or s.world_size) for s in sizes],
         "nodes": cells("nodes", "{}") if any((s.nodes or 1) > 1 for s in sizes) else [],
         "runs ok": [f"{s.runs_ok} of {s.runs_planned}" for s in sizes],
-        f"time {per} (s)": cells("time_s", "{:.4g}"),
-        "speed-up": [_with_ends(s, "speed_up", "{:.2f}") for s in sizes],
-        "parallel efficiency": [
-            _with_ends(s, "efficiency", "{:.1%}" if near else "{:.0%}") for s in sizes
-        ],
+        f"time {per}{start_up} (s)": cells("time_s", "{:.4g}"),
+        "speed-up": with_ends("speed_up", "{:.2f}"),
+        "parallel efficiency": with_ends("efficiency", "{:.1%}" if near else "{:.0%}"),
         "GPU busy": cells("gpu_busy", "{:.0%}"),
-        f"{hours} {per}": cells("gpu_hours", "{:.3g}"),
-        f"node-hours {per}": cells("node_hours", "{:.3g}"),
-        f"time to {say_accuracy(goal, 0)} accuracy (s)": cells("time_to_accuracy_s", "{:.4g}"),
     }
-    scopes = {s.joules_of for s in sizes if s.joules_of}
-    if len(scopes) == 1:  # energy of different scopes is not compared
-        units = {s.throughput_unit.partition("/")[0].removesuffix("s") for s in sizes}
-        work = units.pop() if len(units) == 1 else "unit of work"
-        columns[f"J per {work} ({scopes.pop()})"] = cells("joules_per_work", "{:.3g}")
-        columns[f"kWh {per}"] = cells("energy_kwh", "{:.3g}")
-        columns[f"kWh to {say_accuracy(goal, 0)} accuracy"] = cells("kwh_to_accuracy", "{:.3g}")
+    if terminal:
+        columns["peak memory (MiB)"] = cells("peak_memory_mib", "{:,.0f}")
+        columns["val. accuracy"] = [say_accuracy(s.val_accuracy) for s in sizes]
+        if any(s.throughput_unit != IMAGES for s in sizes):
+            columns["throughput"] = [
+                f"{rounded(s.throughput)} {s.throughput_unit}" if s.throughput else NONE
+                for s in sizes
+            ]
+    else:
+        columns |= _cost_columns(sizes, unit, per)
     shown = {
         head: column
         for head, column in columns.items()
-        if {*column} - {"-"} or head.startswith("time per")
+        if {*column} - {NONE} or head.startswith("time per")
     }
     kind = ""
     if len(scalings) == 1:
         (scaling,) = scalings
-        kind = f"{'Strong or weak' if scaling == '-' else scaling.capitalize()} scaling. "
+        kind = f"{'Strong or weak' if scaling == NONE else scaling.capitalize()} scaling. "
     return TextTable(
         list(shown),
         [list(row) for row in zip(*shown.values(), strict=True)],
@@ -86,13 +94,26 @@ def proposal_table(results: Results, unit: str, least: float = LEAST) -> TextTab
     )
 
 
-def _with_ends(size: Size, name: str, form: str) -> str:
-    """A value as text with its interval in brackets; the base has none."""
-    value, ends = getattr(size, name), size.interval(name)
-    if value is None or ends is None or ends[0] == ends[1]:
-        return say(value, form)
-    low, high = (form.format(end).removesuffix("%") for end in ends)
-    return f"{form.format(value)} [{low}, {high}]"
+def _cost_columns(sizes: Sequence[Size], unit: str, per: str) -> dict[str, list[str]]:
+    """Hours, the time to an accuracy, and the energy, where all of it is of one scope."""
+    goal = next((s.target_accuracy for s in sizes if s.time_of == EPOCH and s.target_accuracy), 0)
+    to_goal = f"to {say_accuracy(goal, 0)} accuracy"
+    names = {
+        f"{'GPU-hours' if unit == 'GPUs' else 'process-hours'} {per}": "gpu_hours",
+        f"node-hours {per}": "node_hours",
+        f"time {to_goal} (s)": "time_to_accuracy_s",
+    }
+    scopes = {s.joules_of for s in sizes if s.joules_of}
+    if len(scopes) == 1:
+        units = {s.throughput_unit.partition("/")[0].removesuffix("s") for s in sizes}
+        work = units.pop() if len(units) == 1 else "unit of work"
+        names |= {f"J per {work} ({scopes.pop()})": "joules_per_work", f"kWh {per}": "energy_kwh"}
+        names[f"kWh {to_goal}"] = "kwh_to_accuracy"
+    forms = {"time_to_accuracy_s": "{:.4g}"}
+    return {
+        head: [say(getattr(s, name), forms.get(name, "{:.3g}")) for s in sizes]
+        for head, name in names.items()
+    }
 
 
 def _notes(results: Results, unit: str, kind: str, least: float) -> list[str]:
@@ -239,10 +260,9 @@ def forecast_rows(results: Results, forecasts: Sequence[Forecast], unit: str) ->
 
 
 def thread_lines(results: Results) -> list[str]:
-    """A table of the ways in which the same cores were divided, and which is faster here.
+    """The ways in which the same cores were divided, the fastest first, with their ranges.
 
-    Empty where the runs on CPUs of one node did not divide the same cores in several ways. One way
-    is called faster only where its slowest repeat beats the fastest of all others.
+    Empty where the runs on CPUs of one node did not divide the same cores in several ways.
     """
     runs = results.runs.dropna(subset=["threads_used", "world_size", "images_per_s"])
     runs = runs[(runs["status"] == "ok") & (runs["device_type"] == "cpu") & (runs["nodes"] == 1)]
@@ -250,19 +270,15 @@ def thread_lines(results: Results) -> list[str]:
     runs = runs[cores == cores.max()]
     if runs["threads_used"].nunique() < 2:
         return []
-    rates = {
-        f"{counted(n, 'process')} x {counted(threads, 'thread')} ({series})": list(own)
-        for (n, threads, series), own in runs.groupby(["world_size", "threads_used", "series"])[
-            "images_per_s"
-        ]
-    }
-    best, *others = sorted(rates, key=lambda way: -median(rates[way]))
-    if min(map(len, rates.values())) < 2:
-        last = "one repeat alone does not say which is faster: --repeats 3"
-    elif min(rates[best]) > max(rate for way in others for rate in rates[way]):
-        last = f"{best} is faster than every other way in each repeat"
-    else:
-        last = "the repeats overlap: none is faster for certain"
-    first = f"{counted(cores.max(), 'core')} as threads or processes, the fastest first:"
-    rows = [f"  {way}: {rounded(median(rates[way]))} {IMAGES}" for way in (best, *others)]
-    return [first, *rows, last]
+    ways = runs.groupby(["world_size", "threads_used", "series"])["images_per_s"]
+    rates = ways.agg(["median", "min", "max"]).sort_values("median", ascending=False)
+    return [
+        f"{counted(cores.max(), 'core')} as threads or processes, median [min, max]:",
+        *(
+            f"  {counted(n, 'process')} x {counted(threads, 'thread')} ({series}): "
+            f"{rounded(middle)} [{rounded(low)}, {rounded(high)}] {IMAGES}"
+            for (n, threads, series), (middle, low, high) in zip(
+                rates.index, rates.to_numpy(float), strict=True
+            )
+        ),
+    ]
