@@ -200,10 +200,9 @@ def payload(strategy: str, precision: str, threads: int, *changed: str) -> Calla
     """The payload's own loop, with its batches or, told "nodata", with one that lies ready."""
     import torch
 
-    from jobkit.payload.clock import Stages
     from jobkit.payload.place import read_rank_env
     from jobkit.payload.report import Reporter
-    from jobkit.payload.run import RankJob, _set_up
+    from jobkit.payload.run import RankJob, set_up
     from jobkit.spec.runspec import RunSpec
 
     spec = RunSpec(
@@ -212,14 +211,14 @@ def payload(strategy: str, precision: str, threads: int, *changed: str) -> Calla
         **{name: value for each in changed for name, value in SETTINGS[each].items()},
     )  # fmt: skip
     job = RankJob(spec=spec, place=read_rank_env(), paths=None, dry_run=True)
-    trainer = _set_up(job, Reporter(None, 0, 1), Stages(imported_s=0.0))
+    trainer = set_up(job, Reporter(None, 0, 1), {})
     ready = trainer.data.training_batch(torch.arange(BATCH), 0)
     loads = {"": trainer.data.training_batch, "nodata": lambda *_: ready}
 
     def measure(how: str) -> float:
         trainer.data.training_batch = loads[how]
-        clock, _, _ = trainer.train_epoch(1, lambda _: None)
-        return clock.images / clock.elapsed_s()
+        trainer.train_epoch(1)
+        return trainer.clock.images / trainer.clock.elapsed_s()
 
     return measure
 

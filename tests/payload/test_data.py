@@ -180,7 +180,6 @@ def test_no_step_has_the_host_wait_for_the_gpu(monkeypatch: pytest.MonkeyPatch) 
             strategy=strategy,
             optimizer=make_optimizer(strategy),
             report=SimpleNamespace(),  # type: ignore[arg-type]
-            classes=10,
         )
         monkeypatch.setattr(strategy, "optimizer_step", lambda optimizer: None)
         with Operations() as seen:

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,6 @@ from jobkit.payload.distributed import (
     follow_timeout,
 )
 from jobkit.payload.place import RankEnv, share_of_cores
-from jobkit.payload.run import check_sync_batchnorm
 from jobkit.payload.strategies.local import DP
 from jobkit.spec.runspec import RunSpec
 from support.fake_cuda import FakeCuda
@@ -240,14 +238,6 @@ def test_the_checkpoint_thread_is_on_the_ranks_gpu(
     assert cuda.chosen == chosen
 
 
-def test_an_empty_part_of_a_synchronised_batch_norm_is_refused() -> None:
-    spec = RunSpec(strategy="ddp", sync_batchnorm=True, precision="bf16", global_batch_size=512)
-    check_sync_batchnorm(spec, 4, 1024)
-    with pytest.raises(UsageError, match="the last batch of an epoch has 3 samples for 4 ranks"):
-        check_sync_batchnorm(spec, 4, 512 + 3)
-    check_sync_batchnorm(replace(spec, precision="fp32"), 4, 512 + 3)
-
-
 def test_versions_on_amds_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "hip", "6.4.1")
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 22, 3))
@@ -294,15 +284,14 @@ def test_the_memory_that_the_device_says_is_used(monkeypatch: pytest.MonkeyPatch
     cuda.mock("max_memory_allocated", lambda _: 100 * 2**20)
     cuda.mock("max_memory_reserved", lambda _: 200 * 2**20)
     cuda.mock("mem_get_info", lambda device: ((1000 - 700 * device.index) * 2**20, 1000 * 2**20))
-    assert peak_memory_mib(GPU)[:2] == (100, 200)
-    assert peak_memory_mib(GPU).device == 700
+    assert list(peak_memory_mib(GPU).values())[:4] == [100, 100, 200, 700]
 
     def unknown(_: torch.device) -> None:
         raise RuntimeError("CUDA error: operation not supported")
 
     cuda.mock("mem_get_info", unknown)
-    assert math.isnan(peak_memory_mib(GPU).device)
-    assert math.isnan(peak_memory_mib(CPU).device)
+    assert math.isnan(peak_memory_mib(GPU)["device_memory_mib"])
+    assert math.isnan(peak_memory_mib(CPU)["device_memory_mib"])
 
 
 @pytest.mark.parametrize(

@@ -189,11 +189,10 @@ def trainer_at(steps: int, epoch: int) -> SimpleNamespace:
 
     def step() -> None:
         trainer.progress.iteration += 1
-        trainer.steps_left = steps - trainer.progress.iteration
-        trainer.finished = trainer.steps_left == 0
+        trainer.finished = trainer.progress.iteration == steps
         trainer.epoch_over = trainer.progress.iteration % epoch == 0 or trainer.finished
 
-    trainer.step = step
+    trainer.step, trainer.total_steps = step, steps
     return trainer
 
 
@@ -289,44 +288,43 @@ def test_what_is_on_one_rank_only_is_not_compared(forge: Start, tmp_path: Path) 
     assert "no parameter is on two ranks: nothing is compared" in done.out
 
 
+A, B = ("a", ()), ("b", (1,))
+
+
 @pytest.mark.parametrize(
-    ("keys", "sums", "found"),
+    ("ranks", "found"),
     [
-        ("aaaa", [7, 7, 7, 7], None),
-        ("aaaa", [7, 7, 8, 9], (2, 0)),
-        ("aaaa", [6, 7, 7, 7], (0, 1)),  # most ranks have another
-        ("aa", [7, 8], (1, 0)),
-        ("abab", [7, 8, 7, 8], None),  # two stages: each differs from the other
-        ("abab", [7, 8, 7, 9], (3, 1)),
-        ("abcd", [1, 2, 3, 4], None),  # shards: each is on one rank only
+        ([{A: 7}] * 4, None),
+        ([{A: 7}, {A: 7}, {A: 8}, {A: 9}], (2, 0, "a")),
+        ([{A: 6}, {A: 7}, {A: 7}], (0, 1, "a")),  # most ranks have another
+        ([{A: 7, B: 1}, {A: 7, B: 2}], (1, 0, "b")),
+        ([{A: 7}, {B: 8}, {A: 7}, {B: 9}], (3, 1, "b")),  # two stages, or two places of a shard
+        ([{A: 1}, {B: 2}], None),
     ],
 )
-def test_the_first_rank_that_differs(
-    keys: str, sums: list[int], found: tuple[int, int] | None
-) -> None:
-    assert first_apart(list(keys), sums) == found
+def test_the_first_rank_that_differs(ranks: list[Any], found: object) -> None:
+    assert first_apart(ranks) == found
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_one_bit_changes_a_checksum_and_the_memory_format_does_not(dtype: torch.dtype) -> None:
     plain = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(0)).to(dtype)
-    last = plain.to(memory_format=torch.channels_last)
-    assert checksums([plain, plain]).tolist() == checksums([last, last]).tolist()
-    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[plain.element_size()]
-    other = plain.clone()
-    other.view(bits)[1, 2, 3, 4] ^= 1
-    first, second = checksums([plain, other]).tolist()
-    assert first != second
+    last, other = plain.to(memory_format=torch.channels_last), plain.clone()
+    other.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize])[1, 2, 3, 4] ^= 1
+    first, second, third = checksums({"x": plain, "y": last, "z": other}).values()
+    assert first == second != third
 
 
 def test_it_ends_with_4_in_one_line_per_rank(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    codes: list[int] = []
-    monkeypatch.setattr(leaving, "leave", lambda code: codes.append(code) or exit(code))
-    with pytest.raises(SystemExit):
-        leaving.leave_after(RanksDiffer("rank 1 differs"), 3)
-    assert codes == [Exit.THRESHOLD]
+    def differ() -> None:
+        raise RanksDiffer("rank 1 differs")
+
+    monkeypatch.setattr(leaving, "leave", exit)
+    with pytest.raises(SystemExit) as end:
+        leaving.as_rank(3, differ)
+    assert end.value.code == Exit.THRESHOLD
     assert capsys.readouterr().err == "[rank3] rank 1 differs\n"
 
 

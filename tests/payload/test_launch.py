@@ -91,7 +91,6 @@ def test_what_a_run_leaves_and_its_repetition_from_spec_json(launch: Start, forg
     assert (settings["epochs"], settings["seed"]) == (1, 3)
     assert settings["batch_size_per_rank"] == 64
     assert "global_batch_size" not in settings
-    assert "was for 2 ranks; this run has 1" in other.record("message")["text"]
 
 
 def check_records(done: Result) -> None:
@@ -116,9 +115,7 @@ def check_records(done: Result) -> None:
     assert startup["compile_s"] is None
     parts = sum(startup[name] for name in ("import_s", "group_s", "data_s", "model_s"))
     assert 0 < parts <= startup["total_s"] < end["total_time_s"]
-    again = done.records("startup")[1]  # after the first step
-    assert startup["first_step_s"] is None and again["total_s"] == startup["total_s"]
-    assert 0 < again["first_step_s"] < end["total_time_s"] - startup["total_s"]
+    assert 0 < startup["first_step_s"] < end["total_time_s"] - startup["total_s"]
     # 4 steps of 128, of which the first 3 warm up.
     assert (epoch["iterations"], epoch["timed_images"]) == (4, 128)
     assert epoch["images_per_s"] == pytest.approx(128 / epoch["epoch_time_s"])

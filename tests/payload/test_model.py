@@ -124,7 +124,7 @@ REDUCE = RunSpec(strategy="fsdp", fsdp_reduce_fp32=False, precision="fp32")
         (RunSpec(), "cpu", []),
         (RunSpec(strategy="fsdp", ddp_bucket_mib=3.0), "cpu", ["--ddp-bucket-mib has no effect"]),
         (RunSpec(fsdp_cpu_offload=True), "cuda", ["--fsdp-cpu-offload has no effect: it needs"]),
-        (OFFLOAD, "cpu", ["--fsdp-cpu-offload has no effect on the CPU"]),
+        (OFFLOAD, "cpu", ["--fsdp-cpu-offload has no effect: it needs a GPU"]),
         (OFFLOAD, "cuda", []),
         (RunSpec(optimizer="adamw", momentum=0.5), "cpu", ["--momentum has no effect"]),
         (RunSpec(lr_base_batch_size=64), "cpu", ["--lr-base-batch-size has no effect"]),

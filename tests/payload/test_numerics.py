@@ -13,7 +13,6 @@ from jobkit.drill import cli
 from jobkit.drill.faults import REFERENCE
 from jobkit.payload import run
 from jobkit.payload.checkpoint import random_state
-from jobkit.payload.clock import Stages
 from jobkit.payload.device import configure, recorded, resolved, seed_rank, set_environment
 from jobkit.payload.place import RankEnv
 from jobkit.payload.report import Reporter
@@ -72,8 +71,8 @@ def test_on_the_cpu_nothing_is_set_or_recorded() -> None:
     assert (environ, flags()) == ({}, before)
     assert recorded(torch.device("cpu")) == {}
     assert without_effect(spec, "cpu") == [
-        "--deterministic has no effect on the CPU",
-        "--fp32 has no effect on the CPU",
+        "--fp32 has no effect: it needs a GPU",
+        "--deterministic has no effect: it needs a GPU",
     ]
     assert without_effect(spec, "cuda") == []
     # As the spec.json of a run on a CPU has it.
@@ -105,7 +104,7 @@ def test_the_variables_are_there_before_the_first_call_of_cuda(
     spec = RunSpec(deterministic=deterministic, device="cuda")
     job = run.RankJob(spec=spec, place=RankEnv(), paths=None)
     with pytest.raises(FirstCall):
-        run._set_up(job, Reporter(None, 0, 0), Stages(imported_s=0.0))
+        run.set_up(job, Reporter(None, 0, 0), {})
     assert seen == [expected]
     for name in expected:
         monkeypatch.delenv(name)
@@ -121,7 +120,7 @@ def test_cudnns_search_for_the_last_batch_is_not_timed(
     """cuDNN tries its kernels anew for each size of the batch; the first is of the warm-up."""
     torch.backends.cudnn.benchmark = not deterministic
     calls: list[bool] = []
-    clock = SimpleNamespace(images=1, excluded=lambda: calls.append(True) or nullcontext())
+    clock = SimpleNamespace(images=1, paused=lambda skip: calls.append(skip) or nullcontext())
     data = SimpleNamespace(device=torch.device(device))
     trainer: Any = SimpleNamespace(spec=RunSpec(), data=data, clock=clock, begun=True, _seen={512})
     for size in (512, 7, 7, 512):

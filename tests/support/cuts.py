@@ -60,13 +60,13 @@ def write_models(folder: Path) -> Path:
 
 
 def final(result: Result) -> dict[str, Tensor]:
-    """Every tensor of the newest checkpoint, by name, but for the ranks' times."""
+    """Every tensor of the newest checkpoint, by name."""
     (folder, *_) = store.found_in(result.paths.checkpoints)
     reader = dcp.FileSystemReader(folder)
     entries = reader.read_metadata().state_dict_metadata
     found = {n: torch.empty(e.size, dtype=e.properties.dtype) for n, e in entries.items()}
     dcp.load(found, storage_reader=reader, no_dist=True)
-    return {name: t for name, t in found.items() if not name.endswith("epoch.timing")}
+    return found
 
 
 def newest(result: Result) -> int:

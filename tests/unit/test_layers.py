@@ -48,7 +48,7 @@ LIBRARIES = {
 # Inside a room: each folder may import those before it. "" is the room's own files, which in
 # payload stand both below the folders and above them.
 ORDER = {
-    "payload": ("strategies", "measure"),
+    "payload": ("strategies",),
     "analysis": (*("tables", "scaling", "collect", "findings", "figures", "report", ""),),
 }
 # Rooms that a vendor's image runs: the syntax and library of its Python.

@@ -79,13 +79,13 @@ def epoch(spec: RunSpec, group: Group) -> list[str]:
     configure(spec, device)
     report = Reporter(None, 0, 1)  # prints nothing
     trainer = build_trainer(spec, group, data, report)
-    trainer.train_epoch(0, lambda _: None)
+    trainer.train_epoch(0)
     reset_peak_memory(device)
     observer = NoWaits(device, len(trainer.batches))
     trainer.observers = [observer]
     waits = ""
     try:
-        clock, _, _ = trainer.train_epoch(1, lambda _: None)
+        trainer.train_epoch(1)
     except RuntimeError as error:
         if "synchroniz" not in str(error):
             raise
@@ -98,10 +98,11 @@ def epoch(spec: RunSpec, group: Group) -> list[str]:
     lines = [line(f"{name}: steps that wait for the GPU", bool(waits), high=0, why=waits)]
     if waits:
         return lines
-    elapsed_s = clock.elapsed_s()
-    lines.append(line(f"{name}: images/s of this rank", clock.images / elapsed_s))
+    elapsed_s = trainer.clock.elapsed_s()
+    lines.append(line(f"{name}: images/s of this rank", trainer.clock.images / elapsed_s))
     if device.type == "cuda":
-        share, peak_mib = observer.issue_s / elapsed_s, peak_memory_mib(device).allocated
+        share = observer.issue_s / elapsed_s
+        peak_mib = peak_memory_mib(device)["allocated_memory_mib"]
         issues = f"{name}: share of the time in which the host issues work"
         lines.append(line(issues, share, high=MAX_ISSUE_SHARE))
         images = len(data.train.labels) + len(data.test.labels)

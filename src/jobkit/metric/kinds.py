@@ -58,8 +58,7 @@ KINDS: dict[str, dict[str, str]] = {
         "model_s": "construction of the model and its parallel wrapper",
         "compile_s": "torch.compile, in the first iteration; null without it",
         "total_s": "from the start of the process to the first iteration",
-        "first_step_s": "the first iteration, after total_s; null before its end, and with "
-        "torch.compile",
+        "first_step_s": "the first iteration, after total_s; null with torch.compile",
     },
     "epoch": {
         "epoch": "index of the epoch, from 0",

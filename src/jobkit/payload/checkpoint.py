@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 VERSION = 1
-LOSS_SUM, TIMING = "epoch.loss_sum", "epoch.timing"
+LOSS_SUM = "epoch.loss_sum"
 BUFFER, STRATEGY = "buffer.", "strategy."
 CPU_STATE, GPU_STATE = "random.cpu", "random.cuda"
 _METADATA = "torch.distributed.checkpoint.metadata"
@@ -271,7 +271,6 @@ def own_tensors(trainer: "Trainer") -> dict[str, Tensor]:
     tensors |= {f"{STRATEGY}{name}": t for name, t in strategy.own_state().items()}
     tensors |= random_state(strategy.device, strategy.devices)
     tensors[LOSS_SUM] = trainer.loss_sum
-    tensors[TIMING] = torch.tensor(trainer.clock.so_far(), dtype=torch.float64)
     return tensors
 
 

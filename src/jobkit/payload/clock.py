@@ -1,9 +1,7 @@
-"""The steps of a rank in windows, as the meter of any program measures them; and its start."""
+"""The steps of a rank in windows, as the meter of any program measures them."""
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -85,22 +83,3 @@ class StepWindows(Meter):
         if self._own:
             self._own.close()
         self.on = False
-
-
-class Stages:
-    """Seconds that each part of the start-up took."""
-
-    def __init__(self, imported_s: float) -> None:
-        self.seconds: dict[str, float | None] = {"import_s": imported_s}
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Measure one part, by the name of its field in the startup record."""
-        start = time.perf_counter()
-        yield
-        self.seconds[name] = time.perf_counter() - start
-
-    def fields(self, first_s: float | None, compiled: bool) -> dict[str, float | None]:
-        """The fields of the startup record; first_s: the first iteration, None before its end."""
-        now_s, compiling_s = (None, first_s) if compiled else (first_s, None)
-        return {**self.seconds, "compile_s": compiling_s, "first_step_s": now_s}

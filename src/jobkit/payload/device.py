@@ -2,8 +2,10 @@
 
 import ctypes
 import gc
+import math
 import os
 import platform
+import re
 import resource
 import subprocess
 import time
@@ -11,7 +13,6 @@ from collections.abc import MutableMapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -25,7 +26,6 @@ from jobkit.spec.runspec import RunSpec
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
 # Of cuBLAS, so that it adds in one order; and NCCL's ring, whose order follows from the ranks.
 _SAME_BITS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring"}
-_NAN = float("nan")
 
 
 # --- the machine -------------------------------------------------------------------------------
@@ -100,35 +100,28 @@ def keep_freed_memory() -> None:
             mallopt(_M_TOP_PAD, 64 * 2**20)
 
 
-class PeakMemory(NamedTuple):
-    """Peaks since the start in MiB: allocated and reserved on the GPU (NaN without), resident.
-
-    device: what the driver says is in use on the GPU, by any process; NaN where it does not say.
-    """
-
-    allocated: float
-    reserved: float
-    resident: float
-    device: float = _NAN
-
-
-def peak_memory_mib(device: torch.device) -> PeakMemory:
-    """The process's peaks of memory so far."""
+def peak_memory_mib(device: torch.device) -> dict[str, float]:
+    """Peaks since the start in MiB, by the names of the epoch's record; NaN: not known."""
+    allocated = reserved = used = math.nan
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     with suppress(OSError):  # the kernel's high-water mark; getrusage's includes the parent's
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                resident = int(line.split()[1]) / 1024
-    if device.type != "cuda":
-        return PeakMemory(_NAN, _NAN, resident)
-    used = _NAN
-    with suppress(RuntimeError):  # some partitioned GPUs do not say
-        # With CUDA's context and NCCL's buffers, unlike torch's. torch gives nothing back of what
-        # it has reserved, so what is used after an epoch is what was used in it.
-        free, total = torch.cuda.mem_get_info(device)
-        used = (total - free) / 2**20
-    allocated = torch.cuda.max_memory_allocated(device) / 2**20
-    return PeakMemory(allocated, torch.cuda.max_memory_reserved(device) / 2**20, resident, used)
+        marks = re.search(r"VmHWM:\s+([0-9]+)", Path("/proc/self/status").read_text())
+        resident = int(marks[1]) / 1024 if marks else resident
+    if device.type == "cuda":
+        allocated = torch.cuda.max_memory_allocated(device) / 2**20
+        reserved = torch.cuda.max_memory_reserved(device) / 2**20
+        with suppress(RuntimeError):  # some partitioned GPUs do not say
+            # With CUDA's context and NCCL's buffers, unlike torch's. torch gives nothing back of
+            # what it has reserved, so what is used after an epoch is what was used in it.
+            free, total = torch.cuda.mem_get_info(device)
+            used = (total - free) / 2**20
+    return {
+        "peak_memory_mib": allocated if device.type == "cuda" else resident,
+        "allocated_memory_mib": allocated,
+        "reserved_memory_mib": reserved,
+        "device_memory_mib": used,
+        "resident_memory_mib": resident,
+    }
 
 
 def reset_peak_memory(device: torch.device) -> None:

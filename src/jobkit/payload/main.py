@@ -95,22 +95,17 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
-def read_settings(args: argparse.Namespace) -> tuple[RunSpec, int | None]:
-    """The run's settings, and the ranks that --spec's file was for (None without one).
-
-    Raises UsageError for a file that has no settings or a setting that cannot be used.
-    """
+def read_settings(args: argparse.Namespace) -> RunSpec:
+    """The run's settings. Raises UsageError for a file of --spec, or a setting, of no use."""
     changes = chosen_settings(args)
     if args.spec is None:
-        return RunSpec(**changes), None
+        return RunSpec(**changes)
     settings = read_spec_file(args.spec)
-    sized = "nodes" in settings or "ranks_per_node" in settings
     try:
-        ranks = RunSpec(**settings).world_size
+        RunSpec(**settings)
     except UsageError as error:
         raise UsageError(f"--spec {args.spec}: {error}") from None
-    one_node = {"nodes": 1, "ranks_per_node": 1}
-    return RunSpec(**overridden(settings, {**one_node, **changes})), ranks if sized else None
+    return RunSpec(**overridden(settings, {"nodes": 1, "ranks_per_node": 1, **changes}))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -118,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     paths = RunPaths(args.run_dir.absolute()) if args.run_dir and not args.dry_run else None
     try:
-        spec, ranks = read_settings(args)
+        spec = read_settings(args)
         check_source(spec.dataset)
         if args.check is not None:
             replace(spec, ranks_per_node=args.check)
@@ -126,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler prints its own start
         stop = StopRequest()
         stop.listen()  # before torch is imported, which takes seconds
-        return _run_rank(spec, ranks, paths, args, stop)
+        return _run_rank(spec, paths, args, stop)
     except UsageError as error:
         from jobkit.payload.report import write_outcome
 
@@ -135,11 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_rank(
-    spec: RunSpec,
-    planned: int | None,
-    paths: RunPaths | None,
-    args: argparse.Namespace,
-    stop: StopRequest,
+    spec: RunSpec, paths: RunPaths | None, args: argparse.Namespace, stop: StopRequest
 ) -> int:
     """Train as one rank; return its exit code. A failure is logged with the rank."""
     place = read_rank_env()
@@ -152,16 +143,12 @@ def _run_rank(
     from jobkit.payload.run import RankJob, run_rank
 
     gc.enable()
-    notes = []
-    if planned not in (None, place.world_size):
-        notes.append(f"--spec {args.spec} was for {planned} ranks; this run has {place.world_size}")
     job = RankJob(
         spec=spec,
         place=place,
         paths=paths,
         attempt=args.attempt,
         dry_run=args.dry_run,
-        notes=tuple(notes),
         stop=stop,
         resume_from=args.resume_from,
         fresh=args.fresh,
@@ -173,13 +160,22 @@ def _run_rank(
 
 
 def as_rank(rank: int, act: Callable[[], T]) -> T:
-    """What a rank's work returns. Any error but a UsageError ends the process, after its report."""
+    """What a rank's work returns. Any error but a UsageError ends the process.
+
+    It is printed with the rank on each line before, unless it is INT.
+    """
     try:
         return act()
     except UsageError:
         raise
+    except KeyboardInterrupt:
+        leave(Exit.INTERRUPTED)
     except BaseException as error:
-        leave_after(error, rank)
+        differ = isinstance(error, RanksDiffer)
+        text = str(error) if differ else "".join(traceback.format_exception(error)).rstrip()
+        lines = [f"[rank{rank}] {line}" for line in text.splitlines()]
+        print("\n".join(lines), file=sys.stderr, flush=True)
+        leave(Exit.THRESHOLD if differ else Exit.FAILED)
 
 
 def refused(error: UsageError) -> int:
@@ -188,18 +184,6 @@ def refused(error: UsageError) -> int:
         print(f"jobkit: error: {error}", file=sys.stderr, flush=True)
     # 0 under the torchrun of run.sh, which reads the outcome: so it prints no traceback.
     return Exit.OK if os.environ.get("JOBKIT_READS_OUTCOME") else Exit.USAGE
-
-
-def leave_after(error: BaseException, rank: int) -> NoReturn:
-    """End the process after an error, printed with the rank on each line (not for INT)."""
-    if isinstance(error, KeyboardInterrupt):
-        leave(Exit.INTERRUPTED)
-    if isinstance(error, RanksDiffer):
-        print(f"[rank{rank}] {error}", file=sys.stderr, flush=True)
-        leave(Exit.THRESHOLD)
-    lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
-    print("\n".join(f"[rank{rank}] {line}" for line in lines), file=sys.stderr, flush=True)
-    leave(Exit.FAILED)
 
 
 def leave(code: int) -> NoReturn:

@@ -3,10 +3,10 @@
 import contextlib
 import io
 import json
-import logging
 import os
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -16,42 +16,32 @@ from jobkit.metric.kinds import MetricWriter
 from jobkit.paths import RunPaths, read_json, write_json
 from jobkit.spec.runspec import OF_IDENTITY
 
-_LOGGER = logging.getLogger("jobkit.payload")
-
 
 class Reporter:
     """Writes records and lines (rank 0) and a log per rank. Without a folder, lines only."""
 
     def __init__(self, paths: RunPaths | None, attempt: int, rank: int) -> None:
         self._rank, self._attempt, self._paths = rank, attempt, paths
+        self.folder = paths.folder if paths else None  # of the run
+        self.stream: TextIO = sys.stderr  # where this rank's own lines go
         self.writer: MetricWriter | None = None  # of the run's records; None on ranks above 0
-        self._handler: logging.Handler = logging.NullHandler()
         if paths:
             try:
                 path = paths.rank_log(attempt, rank)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                self._handler = _RankLog(path, encoding="utf-8")
-                form = f"%(asctime)s.%(msecs)03d rank {rank} %(levelname)s %(message)s"
-                self._handler.setFormatter(logging.Formatter(form, datefmt="%Y-%m-%dT%H:%M:%S"))
+                raw = io.BufferedWriter(append_to(path))
+                self.stream = io.TextIOWrapper(raw, "utf-8", line_buffering=True)
                 if rank == 0:
                     self.writer = self._open(paths.metrics(attempt), sys.stdout)
             except OSError as error:
                 raise UsageError(f"{paths.folder} is not writable: {error.strerror}") from None
-        _LOGGER.addHandler(self._handler)
-        _LOGGER.setLevel(logging.INFO)
-        _LOGGER.propagate = False  # rank 0's lines are on its standard output already
 
     def _open(self, path: Path, log: TextIO | None) -> MetricWriter:
-        assert self._paths
-        study, run_id = self._paths.folder.parent.name, self._paths.folder.name
+        assert self.folder
+        study, run_id = self.folder.parent.name, self.folder.name
         return MetricWriter(
             study=study, run_id=run_id, attempt=self._attempt, rank=self._rank, path=path, log=log
         )
-
-    @property
-    def folder(self) -> Path | None:
-        """The run's folder."""
-        return self._paths.folder if self._paths else None
 
     def rank_writer(self, what: str = "r") -> MetricWriter | None:
         """A writer of this rank's own records: windows of ranks above 0, samples (s), causes (w).
@@ -62,14 +52,14 @@ class Reporter:
             return None
         return self._open(self._paths.metrics_of_rank(self._attempt, self._rank, what), None)
 
-    @property
-    def stream(self) -> TextIO:
-        """Where this rank's own lines go; standard error without a folder."""
-        return getattr(self._handler, "stream", sys.stderr)
-
-    def log(self, line: str, level: int = logging.INFO) -> None:
+    def log(self, line: str, level: str = "INFO") -> None:
         """Write a line to this rank's own log only."""
-        _LOGGER.log(level, "%s", line)
+        if self._paths:
+            now = time.time()
+            stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(now))
+            stamp += f".{int(now % 1 * 1000):03d}"
+            with contextlib.suppress(OSError):  # a full disk ends no training
+                print(f"{stamp} rank {self._rank} {level} {line}", file=self.stream)
 
     def say(self, line: str) -> None:
         """Log a line on every rank; rank 0 prints it."""
@@ -84,7 +74,7 @@ class Reporter:
 
     def warn(self, text: str) -> None:
         """Print and record a warning, which the report shows."""
-        self.log(text, logging.WARNING)
+        self.log(text, "WARNING")
         if self._rank == 0:
             print(f"warning: {text}", flush=True)
         self.record("message", level="warning", text=text)
@@ -98,15 +88,9 @@ class Reporter:
         """Close the files."""
         if self.writer:
             self.writer.close()
-        _LOGGER.removeHandler(self._handler)
-        self._handler.close()
-
-
-class _RankLog(logging.FileHandler):
-    """Appends to a file that is the run's own."""
-
-    def _open(self) -> "io.TextIOWrapper[Any]":
-        return io.TextIOWrapper(io.BufferedWriter(append_to(self.baseFilename)), "utf-8")
+        if self._paths:
+            with contextlib.suppress(OSError):
+                self.stream.close()
 
 
 def write_spec(paths: RunPaths, spec: dict[str, Any], rank: int) -> None:

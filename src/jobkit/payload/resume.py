@@ -17,7 +17,6 @@ from jobkit.payload.checkpoint import (
     LOSS_SUM,
     MANIFEST,
     STRATEGY,
-    TIMING,
     Corrupt,
     Group,
     Manifest,
@@ -227,8 +226,6 @@ def _take_own(trainer: "Trainer", own: dict[str, Tensor]) -> None:
     )
     take_random_state(own, strategy.device, strategy.devices)
     trainer.loss_sum = own[LOSS_SUM].to(trainer.loss_sum)
-    images, elapsed_s, data_wait_s = own[TIMING].tolist()
-    trainer.clock.carry(int(images), elapsed_s, data_wait_s)
 
 
 def take_random_state(state: dict[str, Tensor], device: torch.device, gpus: int = 1) -> None:
@@ -246,20 +243,16 @@ def take_random_state(state: dict[str, Tensor], device: torch.device, gpus: int 
 def merged(ranks: list[dict[str, Tensor]], rank: int) -> dict[str, Tensor]:
     """The own tensors of a rank in another layout, merged from those of all ranks.
 
-    Buffers are averaged over the ranks that have them, as for an evaluation; rank 0 gets the sums
-    of the epoch. Random numbers are not merged: the ranks begin from seeds of the iteration.
+    Buffers are averaged over the ranks that have them, as for an evaluation; rank 0 gets the sum
+    of the epoch's losses. Random numbers are not merged: the ranks begin from seeds of the
+    iteration.
     """
     tensors = {}
     for name in dict.fromkeys(k for own in ranks for k in own if k.startswith(BUFFER)):
         values = torch.stack([own[name] for own in ranks if name in own])
         tensors[name] = values.mean(0) if values.is_floating_point() else values[0]
     losses = torch.stack([own[LOSS_SUM] for own in ranks])
-    timings = torch.stack([own[TIMING] for own in ranks])
-    first = rank == 0
-    tensors[LOSS_SUM] = losses.sum() * first
-    # Images add up; of the times, the slowest rank's count.
-    images = timings[:, :1].sum(0)
-    tensors[TIMING] = torch.cat([images, timings[:, 1:].amax(0)]) * first
+    tensors[LOSS_SUM] = losses.sum() * (rank == 0)
     for name, value in ranks[0].items():
         if name.startswith(f"{STRATEGY}scaler."):
             tensors[name] = value

@@ -1,10 +1,11 @@
 """One rank's run: group, data, model, strategy, training, records."""
 
 import faulthandler
-import logging
 import os
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +16,6 @@ from jobkit.errors import Exit, RanksDiffer, UsageError
 from jobkit.paths import RunPaths
 from jobkit.payload.batches import Augmentation, Batches, DeviceData
 from jobkit.payload.checkpoint import Checkpoints
-from jobkit.payload.clock import Stages
 from jobkit.payload.data import Dataset, load_data
 from jobkit.payload.device import (
     configure,
@@ -31,8 +31,7 @@ from jobkit.payload.device import (
     versions,
 )
 from jobkit.payload.distributed import Group, all_or_raise, banner, check_identity, join
-from jobkit.payload.measure.difference import Difference
-from jobkit.payload.measure.profiling import Profiler
+from jobkit.payload.measure import Difference, Profiler
 from jobkit.payload.model import build_model
 from jobkit.payload.place import RankEnv, share_of_cores
 from jobkit.payload.recipe import FastCNN, Lookahead
@@ -44,20 +43,23 @@ from jobkit.payload.stop import JobGuard
 from jobkit.payload.strategies import strategy_class
 from jobkit.payload.strategies.base import make_optimizer
 from jobkit.payload.train import Observer, Trainer
-from jobkit.spec.runspec import Every, RunSpec, Window, profiled_ranks
+from jobkit.spec.runspec import Every, RunSpec, Window
 from jobkit.spec.strategies import FACTS, owners
 
-# A setting (or the beginning of its name), what must hold for it to matter, and that in words.
+# A setting (or the beginning of its name), what must hold for it to matter on a device, and that
+# in words.
 _ONLY_WITH = (
-    ("ddp_powersgd", lambda spec: spec.ddp_comm_hook == "powersgd", "--ddp-comm-hook powersgd"),
-    ("fsdp_group_mib", lambda spec: spec.fsdp_wrap is None, "no --fsdp-wrap"),
-    ("fsdp_reduce_fp32", lambda spec: spec.precision != "fp32", "a lower precision than fp32"),
-    ("compile_mode", lambda spec: spec.compile, "--compile"),
-    ("momentum", lambda spec: spec.optimizer == "sgd", "optimizer sgd"),
-    ("lr_base_batch_size", lambda spec: spec.lr_scaling != "none", "--lr-scaling linear or sqrt"),
-    ("width", lambda spec: ":" not in spec.model, "a model of jobkit's own"),
-    ("width", lambda spec: spec.hidden is None, "no --hidden"),
-    ("hidden", lambda spec: spec.model == "mlp", "--model mlp"),
+    ("ddp_powersgd", lambda s, _: s.ddp_comm_hook == "powersgd", "--ddp-comm-hook powersgd"),
+    ("fsdp_group_mib", lambda s, _: s.fsdp_wrap is None, "no --fsdp-wrap"),
+    ("fsdp_reduce_fp32", lambda s, _: s.precision != "fp32", "a lower precision than fp32"),
+    ("fsdp_cpu_offload", lambda _, device: device == "cuda", "a GPU"),
+    ("fp32", lambda s, device: device == "cuda" or s.fp32 == "ieee", "a GPU"),
+    ("deterministic", lambda _, device: device == "cuda", "a GPU"),
+    ("compile_mode", lambda s, _: s.compile, "--compile"),
+    ("momentum", lambda s, _: s.optimizer == "sgd", "optimizer sgd"),
+    ("lr_base_batch_size", lambda s, _: s.lr_scaling != "none", "--lr-scaling linear or sqrt"),
+    ("width", lambda s, _: ":" not in s.model and s.hidden is None, "a model that has widths"),
+    ("hidden", lambda s, _: s.model == "mlp", "--model mlp"),
 )
 MIN_CORES = 4  # for each GPU
 _START_SHARE = 1.25  # of --timeout-s: a rank that has not joined the group by then ends
@@ -72,7 +74,6 @@ class RankJob:
     paths: RunPaths | None  # None: nothing is written
     attempt: int = 0
     dry_run: bool = False
-    notes: tuple[str, ...] = ()  # warnings from before the start
     stop: StopRequest = field(default_factory=StopRequest)
     resume_from: Path | None = None
     fresh: bool = False  # resume from no earlier attempt
@@ -84,11 +85,11 @@ def run_rank(job: RankJob) -> bool:
 
     Raises UsageError for what the user gave, on every rank; any other error for a failed run.
     """
-    stages = Stages(imported_s=process_age_s())
+    startup = {"import_s": process_age_s()}
     report = Reporter(job.paths, job.attempt, job.place.rank)
     try:
-        trainer = _set_up(job, report, stages)
-        done = _try_forward(trainer) if job.dry_run else _train(job, trainer, stages)
+        trainer = set_up(job, report, startup)
+        done = _try_forward(trainer) if job.dry_run else _train(job, trainer, startup)
         trainer.group.close()
         return done
     except Exception as error:
@@ -98,13 +99,20 @@ def run_rank(job: RankJob) -> bool:
         report.close()
 
 
-def _set_up(job: RankJob, report: Reporter, stages: Stages) -> Trainer:
-    """Set up group, data and model, measured and reported; return the trainer."""
+def set_up(job: RankJob, report: Reporter, startup: dict[str, float]) -> Trainer:
+    """Set up group, data and model, and report them; startup: gets the seconds of each."""
+
+    @contextmanager
+    def stage(name: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        startup[name] = time.perf_counter() - begin
+
     spec, place = job.spec, job.place
     set_environment(spec)  # before the first call of CUDA
     threads = spec.threads or share_of_cores(place.local_world_size)
     torch.set_num_threads(threads)
-    with stages.stage("group_s"):
+    with stage("group_s"):
         interface = os.environ.get("NCCL_SOCKET_IFNAME") or os.environ.get("GLOO_SOCKET_IFNAME")
         report.log(f"joining {place.world_size} ranks over {interface or 'any interface'}")
         # NCCL looks for its peers without a limit of its own.
@@ -122,14 +130,22 @@ def _set_up(job: RankJob, report: Reporter, stages: Stages) -> Trainer:
         keep_freed_memory()
     for line in banner(group, threads):
         report.say(line)
-    with stages.stage("data_s"):
+    with stage("data_s"):
         data = load_data(spec, group, report.say, job.dry_run)
-    with stages.stage("model_s"):
+    with stage("model_s"):
         trainer = build_trainer(spec, group, data, report)
     if job.paths:
         write_spec(job.paths, spec.to_dict(), place.rank)
     _record_start(trainer, threads)
-    _warn(job, trainer)
+    samples, normalised = trainer.batches.samples, trainer.strategy.normalised
+    for text in (
+        *without_effect(job.spec, group.device.type),
+        *of_size(job.spec, place, group.device, samples),
+        *of_batch_norm(normalised, job.spec),
+    ):
+        report.warn(text)
+    if spec.speed_run:
+        report.info("validation is with test-time augmentation: --speed-run")
     return trainer
 
 
@@ -141,10 +157,7 @@ def build_trainer(
     dtype: torch.dtype = torch.float32,
 ) -> Trainer:
     """Model, strategy, optimizer and batches of this rank; dtype: of weights and images."""
-    place, device = group.place, group.device
-    samples = len(data.train.labels)
-    seed = spec.seed + spec.repeat
-    check_sync_batchnorm(spec, place.world_size, samples)
+    place, device, seed = group.place, group.device, spec.seed + spec.repeat
     strategy = strategy_class(spec.strategy)(spec, place, device)
     model = build_model(spec, len(data.classes))
     if isinstance(model, FastCNN):
@@ -166,7 +179,7 @@ def build_trainer(
             dtype=dtype,
         ),
         batches=Batches(
-            samples,
+            len(data.train.labels),
             spec.steps_batch_size,
             strategy.data_rank,
             strategy.data_world_size,
@@ -176,7 +189,6 @@ def build_trainer(
         strategy=strategy,
         optimizer=make_optimizer(strategy),
         report=report,
-        classes=len(data.classes),
     )
     if spec.speed_run:
         Lookahead(trainer)
@@ -184,60 +196,18 @@ def build_trainer(
     return trainer
 
 
-def check_sync_batchnorm(spec: RunSpec, ranks: int, samples: int) -> None:
-    """Raise UsageError where a rank would have no samples in SyncBatchNorm in low precision.
-
-    Its empty part is gathered in the input's type, those of the others in fp32
-    (torch/nn/modules/_functions.py): NCCL would wait for bytes that are not sent.
-    """
-    batch = min(spec.steps_batch_size, samples)
-    last = samples % batch or batch
-    if spec.sync_batchnorm and spec.low_precision and last < ranks * spec.accumulate:
-        raise UsageError(
-            f"--sync-batchnorm, --precision {spec.precision}: the last batch of an epoch has "
-            f"{last} samples for {ranks} ranks with --accumulate {spec.accumulate}, and every rank "
-            "needs one; choose another --global-batch-size, or --precision fp32"
-        )
-
-
-def _warn(job: RankJob, trainer: Trainer) -> None:
-    """Print and record the warnings about the settings."""
-    device, samples = trainer.group.device, trainer.batches.samples
-    for text in (
-        *job.notes,
-        *without_effect(job.spec, device.type),
-        *of_size(job.spec, job.place, device, samples),
-        *of_batch_norm(trainer.strategy.normalised, job.spec),
-    ):
-        trainer.report.warn(text)
-    if job.spec.speed_run:
-        trainer.report.info("validation is with test-time augmentation: --speed-run")
-
-
 def without_effect(spec: RunSpec, device_type: str) -> list[str]:
     """A line for each setting that is not at its default and changes nothing in this run."""
-    changed = spec.differences()
-    lines: dict[str, str] = {}
-    for name in changed:
+    lines = []
+    for name in spec.differences():
+        needs = [
+            w for n, holds, w in _ONLY_WITH if name.startswith(n) and not holds(spec, device_type)
+        ]
         if (strategies := owners(name)) and spec.strategy not in strategies:
-            words = f"strategy {' or '.join(strategies)}"
-            lines[name] = f"{_option(name)} has no effect: it needs {words}"
-    for prefix, holds, words in _ONLY_WITH:
-        for name in changed:
-            if name.startswith(prefix) and not holds(spec):
-                lines.setdefault(name, f"{_option(name)} has no effect: it needs {words}")
-    if "fsdp_cpu_offload" in changed and device_type == "cpu":
-        lines.setdefault("fsdp_cpu_offload", "--fsdp-cpu-offload has no effect on the CPU")
-    if device_type == "cpu":
-        for name in sorted({"fp32", "deterministic"} & changed.keys()):
-            if changed[name] != "ieee":  # which the CPU has anyway
-                lines[name] = f"{_option(name)} has no effect on the CPU"
-    return list(lines.values())
-
-
-def _option(name: str) -> str:
-    """A setting's name as it is typed."""
-    return "--" + name.replace("_", "-")
+            needs = [f"strategy {' or '.join(strategies)}"]
+        if needs:
+            lines.append(f"--{name.replace('_', '-')} has no effect: it needs {needs[0]}")
+    return lines
 
 
 def of_size(spec: RunSpec, place: RankEnv, device: torch.device, samples: int) -> list[str]:
@@ -266,9 +236,8 @@ def of_size(spec: RunSpec, place: RankEnv, device: torch.device, samples: int) -
 def of_batch_norm(normalised: bool, spec: RunSpec) -> list[str]:
     """A line on batch normalisation, the one thing that does depend on the number of ranks."""
     part = FACTS[spec.strategy].normalises_over
-    if not normalised or spec.world_size == 1 or not part:
-        return []
-    if spec.strategy == "ddp" and spec.sync_batchnorm:
+    synchronised = spec.strategy == "ddp" and spec.sync_batchnorm
+    if not normalised or spec.world_size == 1 or not part or synchronised:
         return []
     text = f"the model has batch normalisation, which takes its statistics over each {part}"
     return [f"{text}: losses change with the number of ranks"]
@@ -276,80 +245,90 @@ def of_batch_norm(normalised: bool, spec: RunSpec) -> list[str]:
 
 def _record_start(trainer: Trainer, threads: int) -> None:
     """Write run_start: what ran where, with which versions."""
-    spec, group = trainer.spec, trainer.group
+    spec, group, strategy = trainer.spec, trainer.group, trainer.strategy
+    place, device = group.place, group.device
     batch = min(spec.steps_batch_size, trainer.batches.samples)
     hosts = group.gather(os.environ.get("SLURMD_NODENAME") or os.uname().nodename)
-    strategy = trainer.strategy
-    parameters = strategy.parameter_count
-    state = gpu_state(group.device) if group.place.rank == 0 else {}  # nvidia-smi takes seconds
+    first = place.rank == 0
+    state = gpu_state(device) if first else {}  # nvidia-smi takes seconds
     trainer.report.record(
         "run_start",
         spec=spec.differences(),
-        world_size=group.place.world_size,
-        nodes=group.place.nodes,
+        world_size=place.world_size,
+        nodes=place.nodes,
         node_list=",".join(dict.fromkeys(hosts)),
-        device=device_name(group.device),
-        device_type=group.device.type,
-        devices=strategy.devices if strategy.facts.whole_node else group.place.world_size,
+        device=device_name(device),
+        device_type=device.type,
+        devices=strategy.devices if strategy.facts.whole_node else place.world_size,
         backend=group.backend,
-        versions=versions(group.device) | state | recorded(group.device),
-        git_commit=git_commit() if group.place.rank == 0 else None,
-        job_id=group.place.job_id,
+        versions=versions(device) | state | recorded(device),
+        git_commit=git_commit() if first else None,
+        job_id=place.job_id,
         global_batch_size=batch,
-        batch_size_per_rank=-(-batch // group.place.world_size),
+        batch_size_per_rank=-(-batch // place.world_size),
         train_samples=trainer.batches.samples,
         test_samples=len(trainer.data.test.labels),
-        parameters=parameters,
+        parameters=strategy.parameter_count,
         shard_groups=strategy.group_count(),
         threads=threads,
     )
     trainer.report.say(
-        f"{spec.strategy} on {spec.dataset}: {parameters:,} parameters, "
+        f"{spec.strategy} on {spec.dataset}: {strategy.parameter_count:,} parameters, "
         f"{trainer.batches.samples:,} training samples in batches of {batch}, {spec.precision}"
     )
 
 
 def _try_forward(trainer: Trainer) -> bool:
     """Dry run: one forward pass of one batch, nothing recorded."""
-    step = next(trainer.batches.epoch(0))
-    indices = step.micro_batches[0]
+    indices = next(trainer.batches.epoch(0)).micro_batches[0]
     images, _ = trainer.data.training_batch(indices if len(indices) else torch.tensor([0]), 0)
     logits = trainer.strategy.predict(images)
     trainer.report.say(f"dry run: ready to train; logits {tuple(logits.shape)}, nothing recorded")
     return True
 
 
-def _train(job: RankJob, trainer: Trainer, stages: Stages) -> bool:
+def _train(job: RankJob, trainer: Trainer, startup: dict[str, float]) -> bool:
     """Train; write the last record and the outcome once every rank is done.
 
     Returns False if the training was stopped early.
     """
-
-    def started(first_s: float | None) -> None:
-        if "total_s" not in stages.seconds:
-            dist.barrier()
-            stages.seconds["total_s"] = process_age_s()
-        trainer.report.record("startup", **stages.fields(first_s, job.spec.compile))
-
     guard = _guard(job, trainer)
     trainer.observers = _observers(job, trainer)
     guard.start()
+    dist.barrier()
+    ready_s = process_age_s()
+
+    def started(first_s: float) -> None:
+        compile_s, step_s = (first_s, None) if job.spec.compile else (None, first_s)
+        times = {**startup, "total_s": ready_s + (compile_s or 0.0)}
+        trainer.report.record("startup", **times, compile_s=compile_s, first_step_s=step_s)
+
+    trainer.started = started
+    reached, why = {}, ""
     try:
-        result: tuple[float, float] | None = trainer.train(started)
-        why = ""
+        val_loss, val_accuracy = trainer.train()
+        reached = {"val_loss": val_loss, "val_accuracy": val_accuracy}
     except Stopped as stopped:
-        result, why = None, str(stopped)
+        why = str(stopped)
     guard.close()
     if trainer.windows:
         trainer.windows.finish()
     dist.barrier()
-    if result is None:
-        _end_early(job, trainer, why)
+    now, age_s, report = time.strftime("%H:%M:%S"), process_age_s(), trainer.report
+    status, code = ("preempted", Exit.AGAIN) if why else ("ok", Exit.OK)
+    report.record("run_end", status=status, reason=why, total_time_s=age_s, **reached)
+    if job.place.rank == 0:
+        write_outcome(job.paths, job.attempt, status, code, why)
+    if why:
+        report.say(f"stopped early at {now}: {why}")
     else:
-        _end_well(job, trainer, *result)
+        report.say(
+            f"done at {now}: accuracy {val_accuracy:.1%}, validation loss {val_loss:.4f}, "
+            f"{age_s:.1f} s"
+        )
     # Rank 0 may serve the store that the others need to shut down: all leave together.
     dist.barrier()
-    return result is not None
+    return not why
 
 
 def _guard(job: RankJob, trainer: Trainer) -> JobGuard:
@@ -357,9 +336,10 @@ def _guard(job: RankJob, trainer: Trainer) -> JobGuard:
 
     Raises UsageError, on every rank, for a checkpoint of a different configuration.
     """
-    spec, group, rank, checkpoints = trainer.spec, trainer.group, job.place.rank, None
+    spec, group, rank = trainer.spec, trainer.group, job.place.rank
+    on_cpu, checkpoints = group.on_cpu(), None
     if paths := job.paths:
-        on_cpu, every = group.on_cpu(), spec.checkpoint_async
+        wanted = spec.checkpoint_async
         checkpoints = Checkpoints(
             paths.checkpoints,
             job.attempt,
@@ -367,7 +347,7 @@ def _guard(job: RankJob, trainer: Trainer) -> JobGuard:
             trainer.report,
             keep=spec.checkpoint_keep,
             checksums=spec.checkpoint_checksums,
-            background=group.device.type == "cuda" if every is None else every,
+            background=group.device.type == "cuda" if wanted is None else wanted,
             device=group.device,
         )
         # Those that rank 0 finds: a file system may not show all ranks the same.
@@ -377,8 +357,8 @@ def _guard(job: RankJob, trainer: Trainer) -> JobGuard:
         loaded = resume(trainer, on_cpu, folders, must=job.resume_from is not None)
         if loaded and loaded.parent == paths.checkpoints:
             checkpoints.newest = trainer.progress.iteration
-    guard = JobGuard(
-        group=group.on_cpu(),
+    trainer.guard = JobGuard(
+        group=on_cpu,
         stop=job.stop,
         checkpoints=checkpoints,
         every=Every.of(spec.checkpoint_every),
@@ -387,8 +367,7 @@ def _guard(job: RankJob, trainer: Trainer) -> JobGuard:
         timeout_s=spec.timeout_s,
         log=trainer.report.stream,
     )
-    trainer.guard = guard
-    return guard
+    return trainer.guard
 
 
 def candidates(job: RankJob, paths: RunPaths) -> list[Path]:
@@ -407,36 +386,15 @@ def candidates(job: RankJob, paths: RunPaths) -> list[Path]:
 
 def _observers(job: RankJob, trainer: Trainer) -> list[Observer]:
     """What measures single iterations."""
-    spec = trainer.spec
+    spec, place = trainer.spec, job.place
     observers: list[Observer] = [Difference()]
     if window := Window.of(spec.profile):
-        ranks, rank = profiled_ranks(spec.profile_ranks), job.place.rank
-        chosen = ranks is None or rank in ranks
-        trace = job.paths.trace(job.attempt, rank) if job.paths and chosen else None
+        on_first_node = place.rank < place.local_world_size
+        trace = job.paths.trace(job.attempt, place.rank) if job.paths and on_first_node else None
         observers.append(Profiler(window, trace))
     if spec.check_ranks:
-        observers.append(SameRanks(trainer, spec.check_ranks))
+        observers.append(SameRanks(spec.check_ranks))
     return observers
-
-
-def _end_well(job: RankJob, trainer: Trainer, val_loss: float, val_accuracy: float) -> None:
-    reached = {"val_loss": val_loss, "val_accuracy": val_accuracy}
-    age_s = process_age_s()
-    trainer.report.record("run_end", status="ok", reason="", total_time_s=age_s, **reached)
-    if job.place.rank == 0:
-        write_outcome(job.paths, job.attempt, "ok", 0)
-    trainer.report.say(
-        f"done at {time.strftime('%H:%M:%S')}: accuracy {val_accuracy:.1%}, "
-        f"validation loss {val_loss:.4f}, {process_age_s():.1f} s"
-    )
-
-
-def _end_early(job: RankJob, trainer: Trainer, why: str) -> None:
-    age_s = process_age_s()
-    trainer.report.record("run_end", status="preempted", reason=why, total_time_s=age_s)
-    if job.place.rank == 0:
-        write_outcome(job.paths, job.attempt, "preempted", Exit.AGAIN, why)
-    trainer.report.say(f"stopped early at {time.strftime('%H:%M:%S')}: {why}")
 
 
 def _record_failure(job: RankJob, report: Reporter, error: Exception) -> None:
@@ -450,7 +408,7 @@ def _record_failure(job: RankJob, report: Reporter, error: Exception) -> None:
         if job.paths and ("imed out" in cause or "timeout" in cause):  # of a collective
             folder = job.paths.rank_log(job.attempt, job.place.rank).parent
             reason += f"; a rank that hung left its stacks in {folder}"
-        report.log(traceback.format_exc().rstrip(), logging.ERROR)
+        report.log(traceback.format_exc().rstrip(), "ERROR")
     reason = write_outcome(job.paths, job.attempt, "failed", code, reason)
     age_s = process_age_s()
     report.record("run_end", status="failed", reason=reason[:500], total_time_s=age_s)

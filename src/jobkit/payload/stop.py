@@ -88,7 +88,8 @@ class JobGuard:
             late = time.monotonic() - checkpoints.begun_s >= self._every.seconds
         request = _STOP if self._stop.signal else _SAVE if late else _NOTHING
         if not self._alone:
-            request = self._agree(request, done, trainer.steps_left, trainer.epoch_over)
+            left = trainer.total_steps - done
+            request = self._agree(request, done, left, trainer.epoch_over)
         if checkpoints:
             if checkpoints.writing and checkpoints.writing.done():
                 checkpoints.wait()

@@ -20,36 +20,24 @@ from jobkit.payload.strategies import Strategy
 from jobkit.program.why import DATA, OWN
 from jobkit.spec.runspec import RunSpec
 
-MIN_EPOCH_S = 1.0  # of which a GPU can be measured
-
 
 class Guard(Protocol):
-    """Called between two iterations, on every rank at the same ones.
+    """Called between two iterations, on every rank at the same ones; see stop.JobGuard."""
 
-    edge and epoch_done may raise Stopped: then the state is saved, and the training ends.
-    """
-
-    def edge(self, trainer: "Trainer") -> None:
-        """An iteration is done."""
-
-    def epoch_done(self, trainer: "Trainer") -> None:
-        """An epoch is done and recorded."""
-
-    def alive(self) -> None:
-        """The rank makes progress, within something long."""
+    def edge(self, trainer: "Trainer") -> None: ...
+    def epoch_done(self, trainer: "Trainer") -> None: ...
+    def alive(self) -> None: ...
 
 
 class Observer(Protocol):
-    """Measures single iterations of the training, and changes nothing in it."""
+    """Measures single iterations of the training, and changes nothing in it.
 
-    def wants(self, trainer: "Trainer") -> bool:
-        """Whether it measures the next iteration; the same on every rank."""
+    wants: whether it measures the next iteration; the same on every rank.
+    """
 
-    def before(self, trainer: "Trainer", step: Step) -> None:
-        """The iteration is next."""
-
-    def after(self, trainer: "Trainer", step: Step) -> None:
-        """It is done."""
+    def wants(self, trainer: "Trainer") -> bool: ...
+    def before(self, trainer: "Trainer", step: Step) -> None: ...
+    def after(self, trainer: "Trainer", step: Step) -> None: ...
 
 
 class Clock:
@@ -60,13 +48,18 @@ class Clock:
 
     def __init__(self, device: torch.device, windows: StepWindows | None = None) -> None:
         self._device, self._windows = device, windows
-        self._carried: tuple[int, float, float] = (0, 0.0, 0.0)
         self.restart()
 
-    def carry(self, images: int, elapsed_s: float, data_wait_s: float) -> None:
-        """Restart from the values that an earlier process measured in the same epoch."""
-        self._carried = (images, elapsed_s, data_wait_s)
-        self.restart()
+    def restart(self) -> None:
+        """Forget what was measured, and start again."""
+        self.images, self.data_wait_s = 0, 0.0
+        self._end: float | None = None
+        self._start = self._now()
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
 
     def so_far(self) -> tuple[int, float, float]:
         """Images, seconds, and seconds of waiting for data so far."""
@@ -77,38 +70,18 @@ class Clock:
         self.images, elapsed_s, self.data_wait_s = before
         self._start = self._now() - elapsed_s
 
-    def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return time.perf_counter()
-
-    def restart(self, windows: StepWindows | None = None) -> None:
-        """Reset to the carried values and start again; windows: are told of pauses from now on."""
-        self._windows = windows or self._windows
-        self.images, before_s, self.data_wait_s = self._carried
-        self._end: float | None = None
-        self._start = self._now() - before_s
-
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Exclude what happens inside, such as the writing of a checkpoint."""
-        begin = self._now()
+    def paused(self, skip: bool = False) -> Iterator[None]:
+        """Exclude what happens inside, such as the writing of a checkpoint; skip: an iteration."""
+        before = self.so_far()
         if self._windows:
+            if skip:
+                self._windows.skip()
             self._windows.pause()
         yield
         if self._windows:
             self._windows.resume()
-        self._start += self._now() - begin
-
-    @contextmanager
-    def excluded(self) -> Iterator[None]:
-        """Exclude an iteration that happens inside: its time, images and wait for data."""
-        images, waited = self.images, self.data_wait_s
-        if self._windows:
-            self._windows.skip()
-        with self.paused():
-            yield
-        self.images, self.data_wait_s = images, waited
+        self.return_to(before)
 
     @contextmanager
     def waiting_for_data(self) -> Iterator[None]:
@@ -120,10 +93,6 @@ class Clock:
         self.data_wait_s += waited_s
         if self._windows:
             self._windows.waited(waited_s)
-
-    def own_s(self) -> float:
-        """Seconds since the last restart, without those of an earlier process."""
-        return self.elapsed_s() - self._carried[1]
 
     def stop(self) -> None:
         """End the measurement once the device has done all its work."""
@@ -145,36 +114,30 @@ class Trainer:
     strategy: Strategy
     optimizer: torch.optim.Optimizer
     report: Reporter
-    classes: int
     progress: Progress = field(default_factory=Progress)
     guard: Guard | None = None
     observers: Sequence[Observer] = ()  # of iterations after the warm-up
     windows: StepWindows | None = None  # the time of each step
+    # Called after the first iteration of this process, with the seconds that it took.
+    started: Callable[[float], None] = lambda _: None
 
     def __post_init__(self) -> None:
         # Of the epoch in progress: this rank's sum of losses, and its time.
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.data.device)
         self.clock = Clock(self.data.device)
         self.begun = False  # this process has made an iteration
-        self._short_told = False
         self._seen: set[int] = set()  # sizes of the global batch
         self.peak_lr = peak_lr(self.spec)
 
-    def train(self, started: Callable[[float | None], None]) -> tuple[float, float]:
-        """Train for all steps left; return the final validation loss and accuracy (0 to 1).
-
-        started is called when everything is ready, with None, unless the first iteration compiles
-        the model (--compile), and after the first iteration, with the seconds that it took.
-        """
+    def train(self) -> tuple[float, float]:
+        """Train for all steps left; return the final validation loss and accuracy (0 to 1)."""
         warmup = self._warmup(self.progress.position)
         self.windows = StepWindows(
             self.report, self.group.place, warmup, self.strategy.devices, self.spec.why
         )
-        if not self.spec.compile:
-            started(None)
         validation = None
         while not self.finished:
-            validation = self._epoch(self.progress.epoch, started)
+            validation = self._epoch(self.progress.epoch)
             # An epoch that --max-steps cut short may be continued from the last checkpoint.
             if self.progress.position == self.batches.samples:
                 self.progress.epoch, self.progress.position = self.progress.epoch + 1, 0
@@ -191,11 +154,6 @@ class Trainer:
         return self.progress.epoch >= self.spec.epochs or self.progress.iteration >= most
 
     @property
-    def steps_left(self) -> int:
-        """Optimizer steps until the training is finished."""
-        return self.total_steps - self.progress.iteration
-
-    @property
     def total_steps(self) -> int:
         """Optimizer steps of the whole training, at this size of the batch."""
         return total_steps(self.spec, len(self.batches))
@@ -205,49 +163,24 @@ class Trainer:
         """Whether no step of the epoch is left: what comes is its evaluation."""
         return self.finished or self.progress.position == self.batches.samples
 
-    def _epoch(self, epoch: int, started: Callable[[float | None], None]) -> tuple[float, float]:
+    def _epoch(self, epoch: int) -> tuple[float, float]:
         """Train and evaluate for one epoch and report it; return validation loss and accuracy."""
         begun_at = self.progress.position
-        clock, loss_sum, lr = self.train_epoch(epoch, started, begun_at)
-        own_s = clock.elapsed_s()
-        eval_clock = Clock(self.data.device)
-        val_sums = self.evaluate()
-        eval_time_s = eval_clock.elapsed_s()
-
-        peaks = peak_memory_mib(self.data.device)
-        peak = peaks.allocated if self.data.device.type == "cuda" else peaks.resident
+        lr = self.train_epoch(epoch, begun_at)
+        clock, eval_clock = self.clock, Clock(self.data.device)
+        sums = {"train_loss": self.loss_sum.item(), "images": clock.images, **self.evaluate()}
+        largest = {
+            "epoch_time_s": clock.elapsed_s(),
+            "eval_time_s": eval_clock.elapsed_s(),
+            "data_wait_s": clock.data_wait_s,
+            **peak_memory_mib(self.data.device),
+        }
         self.report.log(
-            f"epoch {epoch}, this rank: {clock.images} images in {own_s:.4f} s, of it waiting for "
-            f"data {clock.data_wait_s:.4f} s; peak memory {peak:.1f} MiB"
+            f"epoch {epoch}, this rank: {clock.images} images in {clock.elapsed_s():.4f} s, of it "
+            f"waiting for data {clock.data_wait_s:.4f} s; peak memory "
+            f"{largest['peak_memory_mib']:.1f} MiB"
         )
-        sums = self.group.reduce(
-            {"train_loss": loss_sum, "images": clock.images, **val_sums}, "sum"
-        )
-        largest = self.group.reduce(
-            {
-                "epoch_time_s": own_s,
-                "eval_time_s": eval_time_s,
-                "data_wait_s": clock.data_wait_s,
-                "peak_memory_mib": peak,
-                "allocated_memory_mib": peaks.allocated,
-                "reserved_memory_mib": peaks.reserved,
-                "device_memory_mib": peaks.device,
-                "resident_memory_mib": peaks.resident,
-            },
-            "max",
-        )
-        self._report(epoch, sums, largest, lr, begun_at)
-        return means(sums)
-
-    def _report(
-        self,
-        epoch: int,
-        sums: Mapping[str, float],
-        largest: Mapping[str, float],
-        lr: float,
-        begun_at: int,
-    ) -> None:
-        """Record and print the epoch, from the sums and maxima over the ranks."""
+        sums, largest = self.group.reduce(sums, "sum"), self.group.reduce(largest, "max")
         train_loss = sums["train_loss"] / self.progress.position
         val_loss, val_accuracy = means(sums)
         images_per_s = sums["images"] / largest["epoch_time_s"]
@@ -264,62 +197,56 @@ class Trainer:
             begun_at=begun_at,
             **largest,
         )
-        epoch_s = largest["epoch_time_s"]
-        if self.data.device.type == "cuda" and epoch_s < MIN_EPOCH_S and not self._short_told:
-            self._short_told = True
-            self.report.warn(
-                f"an epoch takes {epoch_s:.2f} s: so short, it measures the host that issues the "
-                "operations rather than the GPU; use a larger model, batch or data set"
-            )
         self.report.say(
             f"epoch {epoch + 1}/{self.spec.epochs}: loss {train_loss:.4f}, "
             f"validation loss {val_loss:.4f}, accuracy {val_accuracy:.1%}, "
             f"{largest['epoch_time_s']:.2f} s, {images_per_s:,.0f} images/s"
         )
+        return val_loss, val_accuracy
 
-    def train_epoch(
-        self, epoch: int, started: Callable[[float | None], None], position: int = 0
-    ) -> tuple[Clock, float, float]:
-        """Train for one epoch; return its clock, the sum of this rank's losses, the last rate.
+    def train_epoch(self, epoch: int, position: int = 0) -> float:
+        """Train for one epoch, of which the clock and the sum of losses are; return the last rate.
 
-        position: samples of the epoch that an earlier process has trained on. What it measured is
-        in the clock and the sum already.
+        position: samples of the epoch that an earlier process has trained on. Their losses are in
+        the sum already; their time is not in the clock.
         """
         self.strategy.model.train()
         self.progress.epoch, self.progress.position = epoch, position
         if position == 0:
             self.loss_sum.zero_()
-            self.clock = Clock(self.data.device, self.windows)
-        else:
-            self.clock.restart(self.windows)
+        self.clock = clock = Clock(self.data.device, self.windows)
         if self.windows:
-            self.windows.begin_epoch(epoch, self.clock)
+            self.windows.begin_epoch(epoch, clock)
         warmup, lr = self._warmup(position), 0.0
         steps = self.batches.epoch(epoch, position, self.data.device)
         for i, step in enumerate(self.data.cropped_ahead(steps, epoch)):
             if i == warmup > 0:
-                self.clock.restart()
-            with self._observed(step, after_warmup=i >= warmup):
-                lr = self._set_rate()
-                with self._timed(step):
-                    self.loss_sum += self._train_step(step, epoch, self.clock)
-                self.progress.position += step.global_count
-                self.progress.iteration += 1
-                if self.windows:
-                    images = sum(map(len, step.micro_batches)) * self.strategy.owns_loss
-                    self.windows.step(images, {})
-                if not self.begun:
-                    started(self.clock.own_s())
+                clock.restart()
+            active = [o for o in self.observers if i >= warmup and o.wants(self)]
+            for observer in active:
+                observer.before(self, step)
+            lr = self._set_rate()
+            with self._timed(step):
+                self.loss_sum += self._train_step(step, epoch, clock)
+            self.progress.position += step.global_count
+            self.progress.iteration += 1
+            if self.windows:
+                images = sum(map(len, step.micro_batches)) * self.strategy.owns_loss
+                self.windows.step(images, {})
+            if not self.begun:
+                self.started(clock.elapsed_s())
                 self.begun = True
-                if self.guard:
-                    with self.windows.span(OWN) if self.windows else nullcontext():
-                        self.guard.edge(self)
+            if self.guard:
+                with self.windows.span(OWN) if self.windows else nullcontext():
+                    self.guard.edge(self)
+            for observer in active:
+                observer.after(self, step)
             if self.finished:
                 break
         if self.windows:
             self.windows.end_epoch()
-        self.clock.stop()  # the device is idle now: the sum can be read
-        return self.clock, self.loss_sum.item(), lr
+        clock.stop()  # the device is idle now: the sum can be read
+        return lr
 
     def _timed(self, step: Step) -> AbstractContextManager[None]:
         """Exclude an iteration in which a new size of the batch costs time once and for all.
@@ -330,17 +257,8 @@ class Trainer:
         new = (self.spec.compile or searches) and step.global_count not in self._seen
         self._seen.add(step.global_count)
         # The first one of all is excluded as the warm-up is; and something must be timed.
-        return self.clock.excluded() if new and self.begun and self.clock.images else nullcontext()
-
-    @contextmanager
-    def _observed(self, step: Step, after_warmup: bool) -> Iterator[None]:
-        """Have the observers that want this iteration measure it."""
-        active = [observer for observer in self.observers if after_warmup and observer.wants(self)]
-        for observer in active:
-            observer.before(self, step)
-        yield
-        for observer in active:
-            observer.after(self, step)
+        excluded = new and self.begun and self.clock.images
+        return self.clock.paused(skip=True) if excluded else nullcontext()
 
     def _warmup(self, position: int) -> int:
         """Iterations of the epoch that are not timed, as they are this process's first ones.

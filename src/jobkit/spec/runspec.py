@@ -161,15 +161,6 @@ class Window:
         raise UsageError(f"profile = {text!r}: must be iterations, as 20-22, counted from 1")
 
 
-def profiled_ranks(text: str) -> frozenset[int] | None:
-    """Read 0 or 0,3; None for all. Raises UsageError for anything else."""
-    if text == "all":
-        return None
-    if re.fullmatch(r"[0-9]{1,6}(,[0-9]{1,6})*", text):
-        return frozenset(int(word) for word in text.split(","))
-    raise UsageError(f"profile_ranks = {text!r}: must be all, or ranks, as 0,3")
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunSpec(Settings, PlannedRun):
     """One planned training: a strategy at a size, one repeat. Checked when it is made.
@@ -189,7 +180,6 @@ class RunSpec(Settings, PlannedRun):
             raise UsageError(f"strategy '{self.strategy}' runs at 1 rank, not {ranks}; use ddp")
         Every.of(self.checkpoint_every)
         Window.of(self.profile)
-        profiled_ranks(self.profile_ranks)
         if self.steps_batch_size < self.accumulate:
             raise UsageError(f"--accumulate {self.accumulate} is more than the samples in a step")
 

@@ -311,6 +311,7 @@ class Settings:
         identity=False,
     )
     profile: str | None = setting(
-        None, "trace these iterations with torch.profiler, as 20-22", identity=False
+        None,
+        "trace these iterations with torch.profiler on the first node, as 20-22",
+        identity=False,
     )
-    profile_ranks: str = setting("0", "ranks to trace, as 0,3, or all", identity=False)

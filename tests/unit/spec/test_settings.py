@@ -14,7 +14,7 @@ from jobkit.payload import signals as faults
 from jobkit.payload.main import parser, read_settings
 from jobkit.payload.signals import StopRequest
 from jobkit.spec import options
-from jobkit.spec.runspec import SETTINGS, Every, RunSpec, Window, profiled_ranks
+from jobkit.spec.runspec import SETTINGS, Every, RunSpec, Window
 from jobkit.spec.study import STUDIES, Study
 
 META = {f.name: f.metadata for f in fields(RunSpec)}
@@ -81,13 +81,12 @@ def test_a_checkpoint_is_every_epoch_some_iterations_or_a_time() -> None:
             RunSpec(checkpoint_every=text)
 
 
-def test_what_is_profiled_is_a_window_of_some_ranks() -> None:
+def test_what_is_profiled_is_a_window() -> None:
     found = [Window.of(text) for text in ("20-22", "7", None)]
     assert found == [Window(20, 22), Window(7, 7), None]
-    assert (profiled_ranks("all"), profiled_ranks("0,3")) == (None, {0, 3})
-    for values in ({"profile": "3-2"}, {"profile": "0"}, {"profile_ranks": "0;1"}):
-        with pytest.raises(UsageError, match="must be"):
-            RunSpec(**values)  # type: ignore[arg-type]
+    for text in ("3-2", "0", "20-"):
+        with pytest.raises(UsageError, match="must be iterations, as 20-22"):
+            RunSpec(profile=text)
 
 
 # A rerun finds what it did before by these. They may change with a setting's default, and for no
@@ -175,9 +174,9 @@ def test_settings_of_a_file_by_hand_and_options_over_them(tmp_path: Path) -> Non
     path = tmp_path / "my.yaml"
     path.write_text("epochs: 3  # passes\noptimizer: adam\nlr: 1e-3\naugment: false\nmodel: mlp\n")
     args = parser().parse_args(["--spec", str(path), "--epochs", "7"])
-    spec, ranks = read_settings(args)
+    spec = read_settings(args)
     assert (spec.epochs, spec.optimizer, spec.lr, spec.augment) == (7, "adam", 0.001, False)
-    assert (spec.model, ranks) == ("mlp", None)
+    assert spec.model == "mlp"
 
 
 def test_a_file_by_hand_that_cannot_be_used_is_one_line(tmp_path: Path, monkeypatch: Any) -> None:

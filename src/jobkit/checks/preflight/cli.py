@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("dataset", "data_dir", "device"):
         if (value := getattr(args, name)) is not None:
             setattr(training, name, value)
-    spec, _ = payload.read_settings(training)
+    spec = payload.read_settings(training)
     run_dir = (args.run_dir or training.run_dir or logs_root()).absolute()
     if "SLURM_JOB_ID" in os.environ and not {"SLURM_STEP_ID", "RANK"} & set(os.environ):
         raise UsageError(

@@ -97,7 +97,7 @@ def trace(
     if inject is not None:
         inject(trainer)
     for epoch in range(spec.epochs):
-        trainer.train_epoch(epoch, lambda _: None)
+        trainer.train_epoch(epoch)
         sums = group.reduce(trainer.evaluate(), "sum")
         steps["losses"].append(sums["val_loss"] / sums["val_samples"])
         steps["evaluations"] += [sums["val_correct"], sums["val_samples"]]

@@ -1,4 +1,4 @@
-"""What communication costs a ddp iteration, by difference: its passes with and without it.
+"""What is measured of single iterations: what communication costs ddp, and traces of some of them.
 
 Spans say how long communication is exposed. On a CPU it also slows the computing that overlaps it,
 and DDP's own work on its buckets is neither. So once in a run the passes of one iteration are
@@ -8,14 +8,17 @@ thrown away, random state and running statistics are kept: the training stays bi
 
 import statistics
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import profile
 
 from jobkit.payload.batches import Step
 from jobkit.payload.strategies.blocks import kept_statistics
+from jobkit.spec.runspec import Window
 
 if TYPE_CHECKING:
     from jobkit.payload.train import Trainer
@@ -30,18 +33,15 @@ class Difference:
         self._done = False
 
     def wants(self, trainer: "Trainer") -> bool:
-        """See Observer."""
         spec = trainer.spec
         # PowerSGD keeps what it left out; a static graph and a compiled one are of one kind of
         # pass only.
-        fits = spec.ddp_comm_hook != "powersgd" and not spec.ddp_static_graph and not spec.compile
+        fits = spec.ddp_comm_hook != "powersgd" and not (spec.ddp_static_graph or spec.compile)
         ddp = isinstance(trainer.strategy.model, DistributedDataParallel)
         many = trainer.group.place.world_size > 1
-        # That is the first iteration after the warm-up, on all ranks alike: before any place.
         return bool(spec.why and ddp and many and fits and trainer.begun and not self._done)
 
     def before(self, trainer: "Trainer", step: Step) -> None:
-        """See Observer."""
         self._done = True
         strategy = trainer.strategy
         model = strategy.model
@@ -49,21 +49,21 @@ class Difference:
         devices = [strategy.device] if strategy.device.type == "cuda" else []
         with trainer.clock.paused(), torch.random.fork_rng(devices), kept_statistics(model):
             shares_buffers = model.require_forward_param_sync
-            found: list[float] = []
+            differences: list[float] = []
             for turn in range(WARM_UP + PAIRS):
                 order = (True, False) if turn % 2 else (False, True)
                 seconds = {synced: _passes(trainer, step, synced) for synced in order}
                 if max(trainer.group.gather(max(seconds.values()))) > MAX_PASS_S:
                     break
-                found += [seconds[True] - seconds[False]] * (turn >= WARM_UP)
+                differences += [seconds[True] - seconds[False]] * (turn >= WARM_UP)
             model.require_forward_param_sync = shares_buffers  # a pass of no_sync ends it
-        if found:
-            of_ranks = trainer.group.gather(statistics.fmean(found))
-            mean = max(0.0, statistics.fmean(of_ranks))
-            trainer.report.record("difference", difference_s=mean, pairs=len(found))
+        if differences:
+            mean = statistics.fmean(trainer.group.gather(statistics.fmean(differences)))
+            pairs = len(differences)
+            trainer.report.record("difference", difference_s=max(0.0, mean), pairs=pairs)
 
     def after(self, trainer: "Trainer", step: Step) -> None:
-        """See Observer."""
+        pass
 
 
 def _passes(trainer: "Trainer", step: Step, synced: bool) -> float:
@@ -87,3 +87,37 @@ def _now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
+
+
+class Profiler:
+    """Writes a trace of a window of iterations by torch.profiler, in Chrome's format.
+
+    Open it in chrome://tracing or https://ui.perfetto.dev. trace: the file; None: no trace of this
+    rank, which waits for those that write one.
+    """
+
+    def __init__(self, window: Window, trace: Path | None) -> None:
+        self._window, self._trace = window, trace
+        self._profile: profile | None = None
+
+    def wants(self, trainer: "Trainer") -> bool:
+        return self._window.first <= trainer.progress.iteration + 1 <= self._window.last
+
+    def before(self, trainer: "Trainer", step: Step) -> None:
+        if self._trace and self._profile is None:
+            with trainer.clock.paused():
+                self._profile = profile(record_shapes=True)  # of the CPU, and of a GPU if it has
+                self._profile.start()
+
+    def after(self, trainer: "Trainer", step: Step) -> None:
+        if trainer.progress.iteration != self._window.last:
+            return
+        with trainer.clock.paused():
+            if self._profile and self._trace:
+                self._profile.stop()
+                self._trace.parent.mkdir(parents=True, exist_ok=True)
+                self._profile.export_chrome_trace(str(self._trace))
+                self._profile = None
+                window = f"iterations {self._window.first} to {self._window.last}"
+                trainer.report.info(f"{window} were profiled: {self._trace}")
+            dist.barrier()

@@ -1,1 +1,0 @@
-"""Where the time of an iteration goes: what communication costs ddp, and traces."""
