@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint import FileSystemWriter
 
 from jobkit import gpus
 from jobkit.errors import Exit, UsageError
@@ -216,13 +215,6 @@ def test_dp_drives_all_gpus_that_it_sees(monkeypatch: pytest.MonkeyPatch) -> Non
     FakeCuda(monkeypatch, *"abcd")
     assert DP(RunSpec(strategy="dp"), RankEnv(), torch.device("cuda", 0)).devices == 4
     assert DP(RunSpec(strategy="dp"), RankEnv(), CPU).devices == 1
-
-
-def test_copies_of_tensors_are_written_without_a_stream() -> None:
-    copied = checkpoint._writer(Path("x"), {"t": torch.zeros(1)})
-    assert copied.per_thread_copy_ahead == 0
-    live = checkpoint._writer(Path("x"), {"t": torch.zeros(1, device="meta")})
-    assert live.per_thread_copy_ahead == FileSystemWriter("x").per_thread_copy_ahead > 0
 
 
 @pytest.mark.parametrize(("device", "chosen"), [(GPU, [GPU]), (CPU, []), (None, [])])

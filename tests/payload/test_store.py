@@ -42,7 +42,7 @@ def group() -> Iterator[dist.ProcessGroup]:
 
 
 def write(group: dist.ProcessGroup, folder: Path, checksums: bool = False) -> Path:
-    manifest = {"v": 1, "progress": vars(Progress()), "layout": {}, "spec": {}}
+    manifest = {"progress": vars(Progress()), "layout": {}, "spec": {}}
     how: Any = {"keep": 1, "checksums": checksums}
     Checkpoints(folder.parent, 0, group, None, **how)._write(folder, TENSORS, manifest)  # type: ignore[arg-type]
     return folder
@@ -135,14 +135,13 @@ def hostile_tensors(folder: Path) -> None:
 
 
 MANIFEST = "manifest.json"
-LACKS = "manifest.json lacks required fields"
+LACKS = "manifest.json is absent, truncated or lacks fields"
 SPOILS: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut short": (lambda f: cut_to(f, DATA, 100), f"{DATA} has 100 bytes, not "),
     "one bit": (flip_a_bit, f"{DATA} has another checksum than when it was written"),
     "no tensors": (lambda f: (f / DATA).unlink(), f"{DATA}: No such file or directory"),
-    "torn manifest": (lambda f: cut_to(f, MANIFEST, 200), "manifest.json is absent or truncated"),
-    "no manifest": (lambda f: (f / MANIFEST).unlink(), "manifest.json is absent or truncated"),
-    "version": (lambda f: changed(f, lambda m: m.update(v=9)), "manifest.json has version 9, not"),
+    "torn manifest": (lambda f: cut_to(f, MANIFEST, 200), LACKS),
+    "no manifest": (lambda f: (f / MANIFEST).unlink(), LACKS),
     "another folder": (
         lambda f: changed(f, lambda m: m["files"].update({"../../x": {"bytes": 1}})), LACKS,
     ),

@@ -26,7 +26,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from jobkit.payload.train import Trainer
 
 MANIFEST = "manifest.json"
-VERSION = 1
 LOSS_SUM = "epoch.loss_sum"
 BUFFER, STRATEGY = "buffer.", "strategy."
 CPU_STATE, GPU_STATE = "random.cpu", "random.cuda"
@@ -72,10 +71,6 @@ Group = dist.ProcessGroup | None  # of the ranks, on the CPU; None: one process 
 
 class Corrupt(Exception):
     """A checkpoint cannot be used; the text says what is wrong with it."""
-
-
-class Fenced(RuntimeError):
-    """A newer attempt of the run has begun: this stale one must not write any more."""
 
 
 class Unsaved(Exception):
@@ -134,43 +129,33 @@ def prune(folder: Path, attempt: int, keep: int) -> None:
 def check(folder: Path, group: Group = None) -> tuple[Manifest, Any]:
     """Manifest and index of a checkpoint whose files match them; Corrupt, on every rank."""
     rank, ranks = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
-    fault, manifest, index = "", None, None
-    try:
-        manifest = read_manifest(folder)
+
+    def check_share() -> None:
+        manifest, index = read_manifest(folder), read_index(folder)
         for name in sorted(manifest.files)[rank::ranks]:
             _check_file(folder / name, manifest.files[name])
-        index = read_index(folder)
         used = {info.relative_path for info in index.storage_data.values()}
         if strange := sorted(used - manifest.files.keys()):
             raise Corrupt(f"its index names {strange[0]!r}, which is not in {MANIFEST}")
-    except Corrupt as error:
-        fault = str(error)
-    for text in filter(None, gather(fault, group)):
-        raise Corrupt(text)
-    assert manifest
-    return manifest, index
+        result.append((manifest, index))
+
+    result: list[tuple[Manifest, Any]] = []  # an index is large: the ranks do not send it
+    all_or_raise(lambda value: gather(value, group), check_share, Corrupt)
+    return result[0]
 
 
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a checkpoint; raises Corrupt for one that cannot be used."""
     try:
         content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        version = content.get("v")
-    except (OSError, ValueError, AttributeError):
-        raise Corrupt(f"{MANIFEST} is absent or truncated") from None
-    if version != VERSION:
-        raise Corrupt(f"{MANIFEST} has version {version}, not {VERSION}")
-    try:
-        counts = {k: int(v) for k, v in content["progress"].items()}
+        progress = Progress(*(int(content["progress"][f.name]) for f in fields(Progress)))
         files = {str(k): {**v, "bytes": int(v["bytes"])} for k, v in content["files"].items()}
-        layout, spec = dict(content["layout"]), dict(content["spec"])
-        if counts.keys() != {f.name for f in fields(Progress)} or min(counts.values()) < 0:
+        inside = all(Path(name).name == name for name in files)
+        if not inside or min(vars(progress).values()) < 0:
             raise ValueError
-        if any(Path(name).name != name for name in files):
-            raise ValueError
-        return Manifest(Progress(**counts), layout, spec, files)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        raise Corrupt(f"{MANIFEST} lacks required fields") from None
+        return Manifest(progress, dict(content["layout"]), dict(content["spec"]), files)
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        raise Corrupt(f"{MANIFEST} is absent, truncated or lacks fields") from None
 
 
 def _check_file(path: Path, entry: dict[str, Any]) -> None:
@@ -318,22 +303,15 @@ class Checkpoints:
         self.newest: int | None = None  # the iteration of the run's last good checkpoint
 
     def save(self, trainer: "Trainer") -> bool:
-        """Write a checkpoint, or start to; return whether it succeeded so far. Every rank calls.
-
-        Raises Fenced, on every rank, where a newer attempt of the run has begun: a node that was
-        lost to the scheduler may compute on, and would remove what that one resumes from.
-        """
+        """Write a checkpoint, or start to; return whether it succeeded so far. Every rank calls."""
         self.wait()
-        all_or_raise(lambda value: gather(value, self.group), self._check_fence, Fenced)
         progress = trainer.progress
         self.begun_s, self.begun = time.monotonic(), progress.iteration
-        prefix = f"rank.{self._rank}."
-        tensors = shared_tensors(trainer)
-        tensors |= {f"{prefix}{name}": t for name, t in own_tensors(trainer).items()}
+        own = own_tensors(trainer)
+        tensors = shared_tensors(trainer) | {f"rank.{self._rank}.{k}": t for k, t in own.items()}
         folder = self.folder / f"{progress.iteration:08d}-{self._attempt}"
         manifest = {
-            "v": VERSION,
-            "progress": asdict(progress),
+            "progress": dict(vars(progress)),
             "layout": trainer.strategy.layout(),
             "spec": dict(vars(trainer.spec)),
             "torch": torch.__version__,
@@ -348,14 +326,6 @@ class Checkpoints:
         except Unsaved as error:
             self.writing.set_exception(error)
         return self.wait()
-
-    def _check_fence(self) -> None:
-        names = [path.name for path in (self.folder.parent / "attempts").glob("*")]
-        newest = max((int(n) for n in names if n.isdecimal()), default=self._attempt)
-        if self._rank == 0 and newest > self._attempt:
-            raise Fenced(
-                f"attempt {self._attempt} is fenced: attempt {newest} of this run has begun"
-            )
 
     def wait(self) -> bool:
         """Wait for a checkpoint that is being written and report it; return whether it succeeded.
@@ -393,6 +363,18 @@ class Checkpoints:
         import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.api import CheckpointException
 
+        class Writer(dcp.FileSystemWriter):
+            def write_data(self, *args: Any, **kwargs: Any) -> Any:
+                try:
+                    return super().write_data(*args, **kwargs)
+                except Exception as error:
+                    # On a full disk the archive's own error hides the system's, and only the
+                    # outermost error reaches the other ranks.
+                    inner: BaseException | None = error
+                    while inner and not isinstance(inner, OSError):
+                        inner = inner.__context__
+                    raise inner or error from None
+
         def make_room() -> None:
             if self._rank == 0:
                 shutil.rmtree(beside, ignore_errors=True)
@@ -411,13 +393,11 @@ class Checkpoints:
                     file.flush()
                     os.fsync(file.fileno())
                 beside.rename(folder)
-                handle = os.open(folder.parent, os.O_RDONLY)  # the rename is to be on the disk too
-                os.fsync(handle)
-                os.close(handle)
 
         try:
             self._each(make_room)
-            dcp.save(tensors, storage_writer=_writer(beside, tensors), process_group=self.group)
+            writer = Writer(beside, sync_files=True)
+            dcp.save(tensors, storage_writer=writer, process_group=self.group)
             files = {name: entry for part in self._each(entries) for name, entry in part.items()}
             manifest["files"] = files
             self._each(publish)
@@ -436,29 +416,6 @@ class Checkpoints:
             Exception,
             lambda e: prefix + _root_cause(e),
         )
-
-
-def _writer(folder: Path, tensors: dict[str, Tensor]) -> Any:
-    """torch's writer of a checkpoint's files, but an error is the operating system's own."""
-    import torch.distributed.checkpoint as dcp
-
-    class Writer(dcp.FileSystemWriter):
-        def write_data(self, *args: Any, **kwargs: Any) -> Any:
-            try:
-                return super().write_data(*args, **kwargs)
-            except Exception as error:
-                # On a full disk the archive's own error hides the system's, and only the
-                # outermost error reaches the other ranks.
-                inner: BaseException | None = error
-                while inner and not isinstance(inner, OSError):
-                    inner = inner.__context__
-                raise inner or error from None
-
-    # For tensors on the CPU torch would synchronise a stream all the same, and open a context for
-    # that on the thread's current GPU.
-    on_cpu = all(tensor.device.type == "cpu" for tensor in tensors.values())
-    ahead: dict[str, Any] = {"per_thread_copy_ahead": 0} if on_cpu else {}
-    return Writer(folder, sync_files=True, **ahead)
 
 
 def gather(value: Any, group: Group) -> list[Any]:

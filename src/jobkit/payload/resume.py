@@ -71,13 +71,12 @@ def named_by_user(path: Path) -> list[Path]:
     """
     if (path / MANIFEST).exists():
         return [path]
-    folders = found_in(path / "checkpoints") or found_in(path)
-    if not folders:
-        raise UsageError(
-            f"--resume-from {path}: no checkpoint there; name a run's folder, or one in its "
-            "checkpoints/"
-        )
-    return folders
+    if folders := found_in(path / "checkpoints") or found_in(path):
+        return folders
+    raise UsageError(
+        f"--resume-from {path}: no checkpoint there; name a run's folder, or one in its "
+        "checkpoints/"
+    )
 
 
 def resume(trainer: "Trainer", group: Group, candidates: list[Path], must: bool) -> Path | None:
@@ -99,9 +98,9 @@ def resume(trainer: "Trainer", group: Group, candidates: list[Path], must: bool)
             _load(trainer, group, folder, manifest, index, shapes)
         except Corrupt as error:
             report.warn(f"checkpoint {folder.name} is corrupt, skipped: {error}")
-            first = folder.name.partition("-")[0]
-            iteration = int(first) if first.isdecimal() else None
-            report.record("checkpoint", action="rejected", iteration=iteration)
+            iteration = folder.name.partition("-")[0]
+            at = int(iteration) if iteration.isdecimal() else None
+            report.record("checkpoint", action="rejected", iteration=at)
             continue
         progress, layout = manifest.progress, manifest.layout
         trainer.progress = Progress(**vars(progress))
@@ -124,9 +123,7 @@ def resume(trainer: "Trainer", group: Group, candidates: list[Path], must: bool)
                 "or --max-steps"
             )
         return folder
-    if candidates and must:
-        raise UsageError(f"--resume-from: no valid checkpoint in {candidates[0].parent}")
-    if begun:  # the model is half of a checkpoint's by now
+    if candidates and (must or begun):  # begun: the model is half of a checkpoint's by now
         raise UsageError(
             f"no valid checkpoint in {candidates[0].parent}: start again with --fresh to begin "
             "from scratch"
@@ -138,9 +135,8 @@ def resume(trainer: "Trainer", group: Group, candidates: list[Path], must: bool)
 
 def _check_fits(manifest: Manifest, spec: RunSpec, folder: Path) -> None:
     """Raise UsageError for a checkpoint of another model, or of other samples."""
-    names = _OF_MODEL + (_OF_ORDER if manifest.progress.position else ())
-    ours = dict(vars(spec))
-    for name in names:
+    ours = vars(spec)
+    for name in _OF_MODEL + (_OF_ORDER if manifest.progress.position else ()):
         theirs = manifest.spec.get(name, ours[name])
         if theirs != ours[name]:
             raise UsageError(
@@ -152,28 +148,20 @@ def _check_fits(manifest: Manifest, spec: RunSpec, folder: Path) -> None:
 def _check_shapes(trainer: "Trainer", group: Group, shapes: Shapes, folder: Path) -> None:
     """Raise UsageError, on every rank, where the model's parameters are not the checkpoint's."""
     parameters = trainer.strategy.named_parameters()
-    parts = gather({f"model.{name}": p.shape for name, p in parameters.items()}, group)
+    parts = gather({f"model.{name}": tuple(p.shape) for name, p in parameters.items()}, group)
     ours = {name: shape for part in parts for name, shape in part.items()}
-    theirs = {name: size for name, (size, _) in shapes.items() if name.startswith("model.")}
+    theirs = {name: tuple(size) for name, (size, _) in shapes.items() if name.startswith("model.")}
     for name in sorted(ours.keys() | theirs.keys()):
-        if ours.get(name) != theirs.get(name):
-            here, there = (
-                f"of shape {tuple(side[name])}" if name in side else "absent"
-                for side in (ours, theirs)
-            )
+        here, there = ours.get(name, "absent"), theirs.get(name, "absent")
+        if here != there:
             raise UsageError(
-                f"{folder} belongs to a different configuration: parameter "
+                f"{folder} belongs to a different configuration: the shape of parameter "
                 f"{name.removeprefix('model.')} is {there} there and {here} here"
             )
 
 
 def _load(
-    trainer: "Trainer",
-    group: Group,
-    folder: Path,
-    manifest: Manifest,
-    index: Any,
-    shapes: Shapes,
+    trainer: "Trainer", group: Group, folder: Path, manifest: Manifest, index: Any, shapes: Shapes
 ) -> None:
     """Fill model, optimizer and this rank's own state. Raises Corrupt."""
     rank, strategy = trainer.group.place.rank, trainer.strategy
@@ -195,7 +183,15 @@ def _load(
         tensors |= blank
         parts.append({name.removeprefix(prefix): tensor for name, tensor in blank.items()})
     read(folder, index, tensors, group)
-    _take_own(trainer, parts[0] if same else merged(parts, rank))
+    own = parts[0] if same else merged(parts, rank)
+    for name, buffer in strategy.named_buffers().items():
+        if f"{BUFFER}{name}" in own:
+            buffer.copy_(own[f"{BUFFER}{name}"])
+    strategy.take_own_state(
+        {k.removeprefix(STRATEGY): t for k, t in own.items() if k.startswith(STRATEGY)}
+    )
+    take_random_state(own, strategy.device, strategy.devices)
+    trainer.loss_sum = own[LOSS_SUM].to(trainer.loss_sum)
     if not same:
         seed, iteration = trainer.spec.seed + trainer.spec.repeat, manifest.progress.iteration
         seed_rank(seed, rank, strategy.devices, iteration)
@@ -215,29 +211,14 @@ def _prime(trainer: "Trainer") -> None:
     trainer.optimizer.zero_grad(set_to_none=True)
 
 
-def _take_own(trainer: "Trainer", own: dict[str, Tensor]) -> None:
-    """Copy this rank's own tensors from a checkpoint; those it lacks stay unchanged."""
-    strategy = trainer.strategy
-    for name, buffer in strategy.named_buffers().items():
-        if f"{BUFFER}{name}" in own:
-            buffer.copy_(own[f"{BUFFER}{name}"])
-    strategy.take_own_state(
-        {k.removeprefix(STRATEGY): t for k, t in own.items() if k.startswith(STRATEGY)}
-    )
-    take_random_state(own, strategy.device, strategy.devices)
-    trainer.loss_sum = own[LOSS_SUM].to(trainer.loss_sum)
-
-
 def take_random_state(state: dict[str, Tensor], device: torch.device, gpus: int = 1) -> None:
     """Take over what random_state() gave; what is absent stays unchanged."""
     if CPU_STATE in state:
         torch.set_rng_state(state[CPU_STATE])
     if device.type == "cuda":
-        if GPU_STATE in state:
-            torch.cuda.set_rng_state(state[GPU_STATE], device)
-        for gpu in range(1, gpus):
-            if (name := f"{GPU_STATE}.{gpu}") in state:
-                torch.cuda.set_rng_state(state[name], gpu)
+        names = {GPU_STATE: device} | {f"{GPU_STATE}.{gpu}": gpu for gpu in range(1, gpus)}
+        for name in names.keys() & state.keys():
+            torch.cuda.set_rng_state(state[name], names[name])
 
 
 def merged(ranks: list[dict[str, Tensor]], rank: int) -> dict[str, Tensor]:
@@ -247,13 +228,10 @@ def merged(ranks: list[dict[str, Tensor]], rank: int) -> dict[str, Tensor]:
     of the epoch's losses. Random numbers are not merged: the ranks begin from seeds of the
     iteration.
     """
-    tensors = {}
+    tensors = {n: t for n, t in ranks[0].items() if n.startswith(f"{STRATEGY}scaler.")}
     for name in dict.fromkeys(k for own in ranks for k in own if k.startswith(BUFFER)):
         values = torch.stack([own[name] for own in ranks if name in own])
         tensors[name] = values.mean(0) if values.is_floating_point() else values[0]
     losses = torch.stack([own[LOSS_SUM] for own in ranks])
     tensors[LOSS_SUM] = losses.sum() * (rank == 0)
-    for name, value in ranks[0].items():
-        if name.startswith(f"{STRATEGY}scaler."):
-            tensors[name] = value
     return tensors

@@ -337,9 +337,9 @@ def _guard(job: RankJob, trainer: Trainer) -> JobGuard:
     Raises UsageError, on every rank, for a checkpoint of a different configuration.
     """
     spec, group, rank = trainer.spec, trainer.group, job.place.rank
-    on_cpu, checkpoints = group.on_cpu(), None
+    checkpoints = None
     if paths := job.paths:
-        wanted = spec.checkpoint_async
+        on_cpu, wanted = group.on_cpu(), spec.checkpoint_async
         checkpoints = Checkpoints(
             paths.checkpoints,
             job.attempt,
@@ -358,7 +358,7 @@ def _guard(job: RankJob, trainer: Trainer) -> JobGuard:
         if loaded and loaded.parent == paths.checkpoints:
             checkpoints.newest = trainer.progress.iteration
     trainer.guard = JobGuard(
-        group=on_cpu,
+        group=group.on_cpu(),  # its own: a checkpoint may be written in a thread meanwhile
         stop=job.stop,
         checkpoints=checkpoints,
         every=Every.of(spec.checkpoint_every),
