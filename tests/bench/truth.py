@@ -26,7 +26,7 @@ from bench import LESS, MORE, ROOT, Figures, report
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 from jobkit.analysis.findings.conditions import caveats  # noqa: E402
 from jobkit.analysis.findings.forecast import forecast_table, forecasts  # noqa: E402
-from jobkit.analysis.scaling.predict import predict  # noqa: E402
+from jobkit.analysis.scaling.predict import Prediction  # noqa: E402
 from jobkit.analysis.tables.columns import RESULTS  # noqa: E402
 from jobkit.analysis.tables.frames import frame  # noqa: E402
 from support.measured_study import results_from, results_of, runs_of  # noqa: E402
@@ -269,11 +269,11 @@ def _predicted(
 ) -> Iterator[dict[str, Any]]:
     """By size beyond: a row of the bench."""
     runs = [(n, x) for n, rates in fitted.items() for x in rates]
-    found = predict([n for n, _ in runs], [x for _, x in runs], scaling, per_node or None)
+    found = Prediction([n for n, _ in runs], [x for _, x in runs], scaling, per_node or None)
     base = min(fitted)
     for n, rate in held.items():
         made = {"n": n, "times": n / max(fitted), "refused": bool(found.refused(n))}
-        value, (low, high) = found.rate(n), found.interval(n)
+        value, low, high = found.rate(n)
         made |= {"error": abs(value / rate - 1), "held": low <= rate <= high}
         share, under, top = (x * base / n for x in found.speed_up(n))
         shown = (share, under, top), (value, low, high)

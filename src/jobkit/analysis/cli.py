@@ -190,7 +190,6 @@ def _draw(results: "Results", args: argparse.Namespace, options: Sequence[str]) 
     from jobkit.analysis.figures.draw import draw
     from jobkit.analysis.figures.style import FORMATS, unit
     from jobkit.analysis.findings import forecast
-    from jobkit.analysis.findings.links import read_links
     from jobkit.analysis.findings.verdict import verdict
     from jobkit.analysis.report.report import write_report
     from jobkit.analysis.report.tables import project_table
@@ -199,12 +198,14 @@ def _draw(results: "Results", args: argparse.Namespace, options: Sequence[str]) 
 
     path, forecasts = results.output.forecast, []
     if args.forecast:
-        links = read_links(args.comm) if args.comm else None
-        forecasts = forecast.checked_forecasts(results, args.forecast, args.gpus_per_node, links)
-        for why in (reason for f in forecasts for reason in f.reasons):
+        links = forecast.read_links(args.comm) if args.comm else None
+        forecasts = forecast.forecasts(results, args.forecast, args.gpus_per_node, links)
+        reasons = [reason for f in forecasts for reason in f.reasons]
+        if not any(f.sizes for f in forecasts):
+            why = "; ".join(reasons) or "no series has sizes to compare"
+            raise UsageError(f"no forecast: {why}")
+        for why in reasons:
             print(f"no forecast: {why}", file=sys.stderr)
-        for caution in dict.fromkeys(f.caution for f in forecasts if f.sizes and f.caution):
-            print(f"caution: {caution}")
         table = forecast.forecast_table(results, forecasts)
         save_table(path, table)
         print("\n".join([*forecast.forecast_lines(forecasts, table), f"wrote {short_path(path)}"]))

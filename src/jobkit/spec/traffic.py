@@ -13,8 +13,8 @@ as many lie between nodes as there are nodes.
 Numbers only: what each strategy sends is in strategies.py.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from jobkit.errors import UsageError
 from jobkit.units import bus_factor, passes
@@ -34,12 +34,6 @@ class Links:
 
     intra: Link | None
     inter: Link | None
-    # As an operation measured on its own sees them: a library may move more bytes for it than its
-    # ring would, as Gloo does for a reduce-scatter.
-    own: "Mapping[str, Links]" = field(default_factory=dict)
-    # By operation, ranks and nodes: the whole operation as it was measured there, latency and
-    # seconds per byte, so that no formula of a ring is needed.
-    whole: Mapping[tuple[str, int, int], Link] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -96,21 +90,11 @@ def seconds(messages: Iterable[Message], links: Links) -> float:
     return sum(m.count * message_s(m, links) for m in messages)
 
 
-def measured(message: Message, links: Links) -> Link | None:
-    """The operation's own measurement on as many ranks and nodes; None: there is none."""
-    scope = message.scope
-    link = links.whole.get((message.operation, scope.ranks, scope.nodes))
-    return link if scope.per_node == 1 else None
-
-
 def message_s(message: Message, links: Links) -> float:
-    """Seconds of one message: as it was measured on as many ranks, else by the ring's formula."""
+    """Seconds of one message by the ring's formula."""
     scope = message.scope
     if scope.ranks == 1:
         return 0.0
-    if whole := measured(message, links):
-        return whole.latency_s + message.bytes * whole.s_per_byte
-    links = links.own.get(message.operation, links)
     hops = scope.ranks - 1
     between = min(scope.nodes, hops) if scope.nodes > 1 else 0
     latency, per_byte = 0.0, 0.0

@@ -17,7 +17,6 @@ from jobkit.analysis.collect.results import Results
 from jobkit.analysis.collect.rows import OF_EPOCHS, WALL_TIME
 from jobkit.analysis.figures.by_size import ends_of, lines_of, size_figure
 from jobkit.analysis.figures.style import subtitle
-from jobkit.analysis.findings.forecast import forecasts
 from jobkit.analysis.findings.verdict import MAX_WORDS, verdict
 from jobkit.analysis.report.report import MAX_LISTED, MAX_OF_A_KIND, listed
 from jobkit.analysis.report.summary import print_summary
@@ -506,14 +505,6 @@ def test_nothing_is_said_of_repeats_where_nothing_was_measured() -> None:
         notes = proposal_table(results, "GPUs").notes
         assert ("one run a size" in verdict(results, "GPUs")[0]) is said_so
         assert any("two successful repeats, so" in note for note in notes) is said_so
-
-
-def test_a_forecast_says_which_of_several_placements_it_is_made_from() -> None:
-    (one,) = forecasts(on_nodes(SEVERAL), (32,))
-    assert one.caution.startswith("the forecast of ddp uses its sizes on one node only, so what ")
-    alone = {k: v for k, v in SEVERAL.items() if k[1] == 1}
-    (one,) = forecasts(on_nodes(alone), (32,))
-    assert one.caution.startswith("every measured size of ddp is on one node, ")
 
 
 @pytest.fixture

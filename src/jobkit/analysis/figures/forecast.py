@@ -30,7 +30,7 @@ def forecast_figure(results: Results, forecasts: Sequence[Forecast]) -> Figure |
             draw_line(panel, points, look[line[0].series], "speed_up")
         for forecast in of_kind:
             x = np.geomspace(forecast.measured[-1], forecast.sizes[-1], 33)
-            y, low, high = np.asarray([forecast.at(n).speed_up for n in x]).T
+            y, low, high = np.asarray([forecast.speed_up(n) for n in x]).T
             own: Any = {"color": look[forecast.series]["color"]}
             panel.plot(x, y, ls=(0, (4, 2)), lw=1.4, zorder=2.5, label="forecast", **own)
             band = "95 % prediction interval"

@@ -1,36 +1,34 @@
 """Predictions of a study for sizes that were not measured.
 
-Forecast.at is the one owner of a forecast: the table, the terminal, the report and the figure show
-what it gives.
+Forecast is their one owner: the table, the terminal, the report and the figure show what it gives.
+Where jobkit comm measured the links, what a step sends takes its time over them.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.findings.links import sent_share
-from jobkit.analysis.scaling.predict import MIN_SIZES, Prediction, predict
+from jobkit.analysis.scaling.predict import Ends, Prediction
 from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.columns import FORECAST
 from jobkit.analysis.tables.frames import Row, frame, records
 from jobkit.analysis.tables.text import counted, say
 from jobkit.errors import UsageError
-from jobkit.spec.traffic import Links
+from jobkit.metric.comm import Line, read_lines
+from jobkit.spec.runspec import SETTINGS
+from jobkit.spec.strategies import FACTS
+from jobkit.spec.traffic import Link, Links, Message, ModelSize, seconds
+from jobkit.units import bus_factor, passes
 
 # What a forecast is made with, in the column law, and in words.
 LAWS, LINKS = "average", "measured links"
 SOURCES = {LAWS: "average of laws", LINKS: "average of laws with the measured links"}
-
-
-@dataclass(frozen=True)
-class Beyond:
-    """The forecast of one size: each value with the ends of its interval."""
-
-    rate: tuple[float, float, float]  # in the unit of the series
-    speed_up: tuple[float, float, float]  # over the base
+_FP32 = 4  # bytes
 
 
 @dataclass(frozen=True)
@@ -40,72 +38,33 @@ class Forecast:
     series: str
     base: Size  # the smallest measured size
     measured: tuple[int, ...]
-    fastest: Size  # of the measured sizes
-    sizes: tuple[int, ...] = ()  # to forecast; all beyond what was measured
-    left_out: int = 0  # runs that are outliers: not fitted
-    prediction: Prediction | None = None  # none: too few sizes, or none is wanted
-    reasons: tuple[str, ...] = ()  # why a size that was wanted is not among sizes
-    nodes: int = 1  # the most that a measured size had
-    per_node: int | None = None  # ranks of a full node; None: not known
-    elsewhere: bool = False  # whether more nodes were measured too, with as many ranks
+    sizes: tuple[int, ...]  # to forecast; all beyond what was measured
+    reasons: tuple[str, ...]  # why a size that was wanted is not among sizes
+    nodes_hold: int  # ranks
+    prediction: Prediction | None = None  # none: too few sizes
     law: str = LAWS
-    missed: float | None = None  # by how much all smaller sizes miss the largest one's rate
+    notes: tuple[str, ...] = ()  # what a reader must know beside the numbers
 
-    def at(self, ranks: float) -> Beyond:
-        """The forecast of one size."""
-        made, scale = self.prediction, self.base.speed_up or 1
-        assert made is not None  # it has sizes
-        middle, low, high = (scale * value for value in made.speed_up(ranks))
-        return Beyond((made.rate(ranks), *made.interval(ranks)), (middle, low, high))
+    def rate(self, ranks: float) -> Ends:
+        """The rate in the unit of the series, with the ends of its interval."""
+        assert self.prediction is not None  # it has sizes
+        return self.prediction.rate(ranks)
+
+    def speed_up(self, ranks: float) -> Ends:
+        """The speed-up over the base of the study."""
+        assert self.prediction is not None
+        value, low, high = self.prediction.speed_up(ranks)
+        scale = self.base.speed_up or 1
+        return scale * value, scale * low, scale * high
 
     def nodes_of(self, ranks: int) -> int:
         """How many nodes that many ranks need."""
-        return math.ceil(ranks / (self.per_node or self.base.ranks_per_node or ranks))
-
-    @property
-    def caution(self) -> str:
-        """What a reader must know before the numbers; empty where there is nothing."""
-        if self.nodes > 1 or (self.law == LINKS and self.per_node):
-            return ""
-        if self.per_node is None:
-            text = f"every measured size of {self.series} is on one node"
-            if self.elsewhere:
-                text = f"the forecast of {self.series} uses its sizes on one node only"
-            return (
-                f"{text}, so what communication between nodes costs is not known "
-                "(--gpus-per-node says where nodes end)"
-            )
-        across = [n for n in self.sizes if n > self.per_node]
-        if not across:
-            return ""
-        return (
-            f"the forecast of {self.series} crosses from one node to {self.nodes_of(across[-1])}, "
-            "which no size it is made from does: what communication between nodes costs is taken "
-            "from published tables (--comm has measured links)"
-        )
-
-    @property
-    def remarks(self) -> list[str]:
-        """Sizes that are slower than what was measured, and how well the largest size was met."""
-        best, lines = self.fastest.throughput or 0, []
-        slower = [n for n in self.sizes if self.at(n).rate[0] < best]
-        if slower:
-            at = " and ".join(map(str, slower))
-            lines.append(
-                f"{self.series} is slower on {at} ranks than on {self.fastest.world_size}, which "
-                "was measured: do not request more"
-            )
-        if self.missed is not None:
-            lines.append(
-                f"{self.series}: from its smaller sizes the same law misses the rate on "
-                f"{self.measured[-1]} ranks by {self.missed:+.1%}"
-            )
-        return lines
+        return math.ceil(ranks / self.nodes_hold)
 
 
 def forecasts(
     results: Results,
-    wanted: Sequence[int] = (),
+    wanted: Sequence[int],
     per_node: int | None = None,
     links: Links | None = None,
 ) -> list[Forecast]:
@@ -116,28 +75,10 @@ def forecasts(
     comm. Raises UsageError where per_node contradicts a measured size.
     """
     curves: dict[str, dict[int, Size]] = {}
-    elsewhere = set()
-    for size in results.sizes:
+    for size in results.sizes:  # few nodes come first
         if size.speed_up is not None and size.world_size:
-            curve = curves.setdefault(size.series, {})
-            if curve.setdefault(size.world_size, size) is not size:
-                elsewhere.add(size.series)
-    made = [_forecast(results, [*c.values()], wanted, per_node, links) for c in curves.values()]
-    return [replace(f, elsewhere=f.series in elsewhere) for f in made]
-
-
-def checked_forecasts(
-    results: Results,
-    wanted: Sequence[int],
-    per_node: int | None = None,
-    links: Links | None = None,
-) -> list[Forecast]:
-    """The forecasts; raises UsageError with the reason where no series has one."""
-    made = forecasts(results, wanted, per_node, links)
-    if any(f.sizes for f in made):
-        return made
-    reasons = [reason for f in made for reason in f.reasons]
-    raise UsageError(f"no forecast: {'; '.join(reasons) or 'no series has sizes to compare'}")
+            curves.setdefault(size.series, {}).setdefault(size.world_size, size)
+    return [_forecast(results, [*c.values()], wanted, per_node, links) for c in curves.values()]
 
 
 def _forecast(
@@ -147,71 +88,68 @@ def _forecast(
     given: int | None,
     links: Links | None,
 ) -> Forecast:
-    runs = [
-        (s.world_size or 0, rate, run in (s.outliers or "").split(", "))
-        for s in curve
-        for run, rate in zip(s.rated_runs, s.rates, strict=True)
-        if 0 < rate < math.inf  # it comes from a log
-    ]
-    # One run slowed down by other jobs would distort the forecast.
-    sound = [(n, rate) for n, rate, wrong in runs if not wrong]
-    first, measured = curve[0], tuple(sorted({n for n, _ in sound}))
-    beyond = sorted({n for n in wanted if n > max(measured, default=0)})
-    nodes, per_node = {s.world_size or 0: s.nodes or 1 for s in curve}, _per_node(curve, given)
-    forecast = Forecast(
-        series=first.series,
-        base=first,
-        measured=measured,
-        fastest=max(curve, key=lambda s: s.throughput or 0),
-        left_out=len(runs) - len(sound),
-        nodes=max(nodes.values()),
-        per_node=per_node,
-    )
-    if not wanted:
-        return forecast
-    if not beyond or len(measured) < MIN_SIZES:
-        sizes = ", ".join(map(str, measured)) or "none"
-        why = f"measured up to {max(measured, default=0)}"
-        if len(measured) < MIN_SIZES:
-            why = f"{MIN_SIZES} different sizes are needed for a fit (measured: {sizes})"
-        return replace(forecast, reasons=(f"{first.series}: {why}",))
-    sent, reasons = None, []
-    try:
-        sent = sent_share(results, curve, links, per_node, beyond[-1]) if links else None
-    except UsageError as error:
-        reasons.append(f"{first.series}: no measured links in its forecast: {error}")
-
-    def fit(last: int) -> Prediction:
-        used = [(n, x) for n, x in sound if n <= last]
-        scaling = first.scaling or "strong"
-        ranks, rates = [n for n, _ in used], [x for _, x in used]
-        return predict(ranks, rates, scaling, per_node, nodes, sent)
-
-    made, missed = fit(measured[-1]), None
-    if len(measured) > MIN_SIZES and curve[-1].throughput:
-        missed = fit(measured[-2]).rate(measured[-1]) / curve[-1].throughput - 1
-    refusals = {n: made.refused(n) for n in beyond}
-    reasons += [f"{first.series}: {why}" for why in refusals.values() if why]
-    return replace(
-        forecast,
-        sizes=tuple(n for n, why in refusals.items() if not why),
-        prediction=made,
-        reasons=tuple(reasons),
-        law=LINKS if sent else LAWS,
-        missed=missed,
-    )
-
-
-def _per_node(curve: Sequence[Size], given: int | None) -> int | None:
-    """The ranks of a full node; None: not known. Raises UsageError where given contradicts it."""
     for size in curve:
         if given and (size.world_size or 0) > given * (size.nodes or 1):
             raise UsageError(
                 f"--gpus-per-node {given}: {size.series} was measured with {size.world_size} "
                 f"ranks on {counted(size.nodes or 1, 'node')}"
             )
-    across = [s.ranks_per_node or 1 for s in curve if (s.nodes or 1) > 1]
-    return given or max(across, default=None)
+    series, several = curve[0].series, [s for s in curve if (s.nodes or 1) > 1]
+    per_node = given or max((s.ranks_per_node or 1 for s in several), default=None)
+    # One run slowed down by other jobs would distort the forecast.
+    sound = [
+        (s.world_size or 0, rate)
+        for s in curve
+        for run, rate in zip(s.rated_runs, s.rates, strict=True)
+        if 0 < rate < math.inf and run not in (s.outliers or "").split(", ")
+    ]
+    measured = tuple(sorted({n for n, _ in sound}))
+    beyond = sorted({n for n in wanted if n > max(measured, default=0)})
+    on_one = max(s.ranks_per_node or 1 for s in curve)
+    forecast = Forecast(series, curve[0], measured, (), (), per_node or on_one)
+    try:
+        if not beyond:
+            raise UsageError(f"measured up to {max(measured, default=0)}")
+        sent, unknown = None, ""
+        try:
+            sent = _sent_share(results, curve, links, per_node, beyond[-1]) if links else None
+        except UsageError as error:
+            unknown = f"{series}: no measured links in its forecast: {error}"
+        ranks, rates = [n for n, _ in sound], [rate for _, rate in sound]
+        made = Prediction(ranks, rates, curve[0].scaling or "strong", per_node, sent)
+    except UsageError as error:
+        return replace(forecast, reasons=(f"{series}: {error}",))
+    refusals = {n: made.refused(n) for n in beyond}
+    sizes = tuple(n for n, why in refusals.items() if not why)
+    notes = []
+    if per_node is None:
+        notes.append(
+            f"the forecast of {series} uses its sizes on one node, so what communication between "
+            "nodes costs is not known (--gpus-per-node says where nodes end)"
+        )
+    elif not several and not sent and beyond[-1] > per_node:
+        notes.append(
+            f"the forecast of {series} is of more nodes than one, which no measured size is: what "
+            "communication between them costs is taken from published tables (--comm has measured "
+            "links)"
+        )
+    fastest = max(curve, key=lambda s: s.throughput or 0)
+    if slower := [n for n in sizes if made.rate(n)[0] < (fastest.throughput or 0)]:
+        notes.append(
+            f"on {' and '.join(map(str, slower))} ranks {series} is slower than on "
+            f"{fastest.world_size}, which was measured: do not request more"
+        )
+    if left_out := sum(len(s.rates) for s in curve) - len(sound):
+        notes.append(f"the forecast of {series} leaves out {counted(left_out, 'outlier')}")
+    why = [unknown, *(f"{series}: {text}" for text in refusals.values() if text)]
+    return replace(
+        forecast,
+        sizes=sizes,
+        reasons=tuple(filter(None, why)),
+        prediction=made,
+        law=LINKS if sent else LAWS,
+        notes=tuple(notes) if sizes else (),
+    )
 
 
 def forecast_table(results: Results, made: Sequence[Forecast]) -> pd.DataFrame:
@@ -220,44 +158,107 @@ def forecast_table(results: Results, made: Sequence[Forecast]) -> pd.DataFrame:
 
 
 def _row(forecast: Forecast, ranks: int) -> Row:
-    beyond, base, nodes = forecast.at(ranks), forecast.base, forecast.nodes_of(ranks)
+    base, nodes = forecast.base, forecast.nodes_of(ranks)
     row: Row = {
         "series": forecast.series,
-        "kind": "forecast",
         "law": forecast.law,
         "measured_sizes": ", ".join(map(str, forecast.measured)),
         "times_beyond": ranks / max(forecast.measured),
         "world_size": ranks,
         "nodes": nodes,
-        "outliers_left_out": forecast.left_out,
         "throughput_unit": base.throughput_unit,
         "time_of": base.time_of,
     }
-    ends = ("", "_low", "_high")
-    for end, rate, speed_up in zip(ends, beyond.rate, beyond.speed_up, strict=True):
+    rates, speed_ups = forecast.rate(ranks), forecast.speed_up(ranks)
+    for end, rate, speed_up in zip(("", "_low", "_high"), rates, speed_ups, strict=True):
         row |= {f"throughput{end}": rate, f"speed_up{end}": speed_up}
         row[f"efficiency{end}"] = speed_up * (base.base_world_size or 1) / ranks
     if amount := base.time_amount:
-        times = [amount / rate for rate in beyond.rate]
-        row["time_s"], row["time_high_s"], row["time_low_s"] = times
-        hours = [time * nodes / 3600 for time in times]
-        row["node_hours"], row["node_hours_high"], row["node_hours_low"] = hours
+        for end, rate in zip(("", "_high", "_low"), rates, strict=True):
+            row[f"time{end}_s"] = amount / rate
+            row[f"node_hours{end}"] = amount / rate * nodes / 3600
     return row
 
 
 def forecast_lines(made: Sequence[Forecast], table: pd.DataFrame) -> list[str]:
-    """One line for each forecast, for a terminal, and the remarks on them."""
+    """One line for each forecast, for a terminal, and the notes on them."""
     lines = [
         f"forecast (not measured): {row['series']} at {row['world_size']} ranks on "
         f"{counted(row['nodes'], 'node')}: speed-up {row['speed_up']:.3g} "
         f"[{row['speed_up_low']:.3g}, {row['speed_up_high']:.3g} at 95%], parallel efficiency "
         f"{row['efficiency']:.0%}, {say(row['node_hours'], '{:.3g}')} node-hours per "
-        f"{row['time_of']} ({SOURCES[row['law']]}, from {row['measured_sizes']}{_without(row)})"
+        f"{row['time_of']} ({SOURCES[row['law']]}, from {row['measured_sizes']})"
         for row in records(table)
     ]
-    return lines + [f"forecast: {remark}" for f in made for remark in f.remarks]
+    return lines + [f"caution: {note}" for f in made for note in f.notes]
 
 
-def _without(row: Row) -> str:
-    count = row["outliers_left_out"]
-    return f", without {counted(count, 'outlier')}" if count else ""
+def read_links(paths: Sequence[Path]) -> Links:
+    """The links in one comm.json or several; raises UsageError for a file that is none."""
+    return links_of([line for path in paths for line in read_lines(path)])
+
+
+def links_of(lines: Sequence[Line]) -> Links:
+    """The links inside a node and between nodes, from the lines of a comm.json.
+
+    From its all_reduce, by the ring's formula, where all its ranks were on one node, or each on
+    one of its own: then the sums that a reduction makes are included. Else from sendrecv. Of
+    several measurements the one on most ranks counts.
+    """
+    links: dict[str, Link] = {}
+    for line in sorted(lines, key=lambda line: (line.operation != "sendrecv", line.ranks)):
+        if line.operation == "sendrecv":
+            links[line.scope] = Link(line.latency_s, line.s_per_byte)
+        elif line.operation == "all_reduce" and line.ranks > 1 and line.nodes in (1, line.ranks):
+            hops = passes(line.operation) * (line.ranks - 1)
+            s_per_byte = line.s_per_byte / bus_factor(line.operation, line.ranks)
+            scope = "intra_node" if line.nodes == 1 else "inter_node"
+            links[scope] = Link(line.latency_s / hops, s_per_byte)
+    return Links(links.get("intra_node"), links.get("inter_node"))
+
+
+def messages(run: dict[str, Any]) -> list[Message]:
+    """The messages of one optimizer step. run: its settings, parameters and shard_groups.
+
+    FSDP's shard groups count as equal in size; where their number was not recorded, as one. Raises
+    UsageError for what does not follow from the settings.
+    """
+    settings = {name: run.get(name) for name in SETTINGS}
+    facts, parameters = FACTS.get(str(settings["strategy"])), run.get("parameters")
+    if not parameters:
+        raise UsageError("the logs do not say the parameters of the model")
+    groups, size = int(run.get("shard_groups") or 0), ModelSize(parameters=int(parameters) * _FP32)
+    if groups:  # the last one stays gathered
+        each = size.parameters / groups
+        size = replace(size, shard_groups=(each,) * (groups - 1), kept_groups=(each,))
+    try:
+        sent = facts.messages(settings, size) if facts and facts.is_modelled(settings) else None
+    except (KeyError, TypeError):
+        raise UsageError("the logs do not say every setting that decides the traffic") from None
+    if sent is None:
+        raise UsageError("what it sends is known of ddp (without PowerSGD) and fsdp alone")
+    return sent
+
+
+def _sent_share(
+    results: Results, curve: Sequence[Size], links: Links, per_node: int | None, last: int
+) -> Callable[[float], float]:
+    """The time of a step's messages at a size, over the time of a step at the smallest one.
+
+    last: the largest size that is asked for. Raises UsageError where it is not known.
+    """
+    first, run_id = curve[0], curve[0].ok_runs[0]
+    settings = {**results.settings(run_id), **results.rows[run_id]}
+    if not first.global_batch_size or not first.throughput:
+        raise UsageError("the logs do not say the batch of every size")
+    step_s = first.global_batch_size / first.throughput
+
+    def share(ranks: float) -> float:
+        n = max(1, round(ranks))
+        full = min(per_node or n, n)
+        place = {"nodes": math.ceil(n / full), "ranks_per_node": full, "world_size": n}
+        return seconds(messages(settings | place), links) / step_s
+
+    for n in (*(s.world_size or 1 for s in curve), last):
+        share(n)
+    return share

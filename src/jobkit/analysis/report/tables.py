@@ -215,8 +215,8 @@ def project_table(
             add_row(size.series, size, size.devices, size.nodes or 1, rates)
     for one in forecasts if rows else ():
         for ranks in one.sizes:
-            nodes = -(-ranks // (one.per_node or one.base.ranks_per_node or ranks))
-            add_row(f"{one.series} (forecast)", one.base, ranks, nodes, one.at(ranks).rate)
+            nodes, rates = one.nodes_of(ranks), one.rate(ranks)
+            add_row(f"{one.series} (forecast)", one.base, ranks, nodes, rates)
     if not rows:
         measured = sorted({s.throughput_unit.partition("/")[0] for s in results.sizes})
         raise UsageError(f"--work {work!r}: the study measured {' and '.join(measured)}")
@@ -245,16 +245,12 @@ def forecast_rows(results: Results, forecasts: Sequence[Forecast], unit: str) ->
         ]
         for row in records(forecast_table(results, forecasts))
     ]
-    made = [f for f in forecasts if f.sizes]
-    notes = [_sentence(f.caution) for f in made if f.caution]
-    notes += [_sentence(remark) for f in forecasts for remark in f.remarks]
+    notes = [_sentence(note) for f in forecasts for note in f.notes]
     notes += [
         f"Not measured: {SOURCES[law]}, by how well they predict the measured sizes, with the "
         "95 % prediction interval of one more run. A slower network level counts as possible."
-        for law in dict.fromkeys(f.law for f in made)
+        for law in dict.fromkeys(f.law for f in forecasts if f.sizes)
     ]
-    outliers = [(f.series, counted(f.left_out, "outlier")) for f in made if f.left_out]
-    notes += [f"{series}: fitted without {left_out}." for series, left_out in outliers]
     notes += [f"No forecast: {why}." for f in forecasts for why in f.reasons]
     return TextTable(heads, rows, 1, notes)
 

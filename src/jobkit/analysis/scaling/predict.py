@@ -26,8 +26,7 @@ scaling were chosen by published tables (tests/bench/published.csv).
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,23 +34,24 @@ from numpy.typing import NDArray
 from jobkit.errors import UsageError
 
 Values = NDArray[np.float64]
+Ends = tuple[float, float, float]  # the median, and the ends of the 95 % interval
 
 MIN_SIZES = 3
 MAX_FACTOR = 4.0  # upper / lower end of an interval that is still a forecast
 SHARE = 0.95  # of the draws, in an interval
-DRAWS, ROUNDS, KEPT = 4000, 4, 4000
+DRAWS, ROUNDS = 4000, 4
+FREEDOM = 5  # of Student's t of the proposals
 FLAT = 100.0  # variance of the level at the smallest size before it was measured
 
 # The columns of a point. Logarithms with bounds, two shares of 0 to 1, and normal logarithms.
-A, B, C, R, GAIN, GAIN_END, HIDDEN, RING, NODES, SIGMA, TAU = range(11)
+GAIN, GAIN_END, HIDDEN, RING, NODES, SIGMA, TAU = range(4, 11)  # after a, b, c and r
 BOUNDED = 7
 LOW = np.array([*np.log([1e-5, 1e-8, 1e-4, 1e-4, 1e-5]), 0, 0])
 HIGH = np.array([*np.log([0.3, 0.01, 0.15, 0.4, 0.1]), 1, 1])
-# Median and spread (of the logarithm) of q, of e (strong: of e / q), sigma and tau.
+# Median and spread (of the logarithm) of q, of e (strong: of e / q), sigma and tau. With known
+# links q is what communication takes in a step over what it took alone.
 STRONG = np.log([0.018, 2.0, 0.025, 0.008]), np.array([1.1, 0.9, 0.6, 0.9])
 WEAK = np.log([0.03, 0.16, 0.025, 0.008]), np.array([1.3, 1.0, 0.6, 0.9])
-# With known links, RING is the logarithm of what communication takes in a step over what it took
-# alone.
 KNOWN = np.log([1.0, 2.0, 0.025, 0.008]), np.array([0.3, 0.9, 0.6, 0.9])
 # Of the share HIDDEN so much says that nothing is hidden; the rest is spread up to MAX_HIDDEN of a
 # step (the backward pass is two thirds of it).
@@ -67,51 +67,81 @@ ABOVE = 1.96  # standard deviations of one run that an interval reaches above id
 BY_CHANCE = 3.0  # standard errors by which one size's rate per rank may be above another's
 
 
-@dataclass(frozen=True)
-class Curve:
-    """The runs of one curve: rates per rank size by size, and where the sizes are."""
+class Prediction:
+    """Draws of what the runs of one curve, the size and the rate of each, say of other sizes.
 
-    sizes: tuple[int, ...]
-    strong: bool
-    per_node: int | None  # ranks of a full node; None: not known, every size is on one node
-    nodes: Mapping[int, int]  # of the measured sizes, where they are not as few as possible
-    counts: Values  # runs of each size
-    means: Values  # of log(rate per rank)
-    squares: float  # sum of the squared deviations from the means
-    sent: Callable[[float], float] | None = (
-        None  # time of the messages of a step, where it is known
-    )
+    scaling: strong or weak. per_node: ranks of a full node; None: not known, and every size is on
+    one node. sent: the time of the messages of a step at a size, over the time of a step at the
+    smallest one, where links were measured. Raises UsageError for fewer than three different sizes
+    and for a rate that is no number above 0.
+    """
 
-    @property
-    def prior(self) -> tuple[Values, Values]:
-        """Median and spread of the logarithms RING, NODES, SIGMA and TAU."""
-        return KNOWN if self.sent else STRONG if self.strong else WEAK
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        rates: Sequence[float],
+        scaling: str = "strong",
+        per_node: int | None = None,
+        sent: Callable[[float], float] | None = None,
+    ) -> None:
+        different = sorted(set(sizes))
+        if len(different) < MIN_SIZES:
+            found = f"(measured: {', '.join(map(str, different)) or 'none'})"
+            raise UsageError(f"{MIN_SIZES} different sizes are needed for a fit {found}")
+        if not all(0 < rate < math.inf for rate in rates):
+            raise UsageError("a rate that is no number above 0 has no forecast")
+        per_rank = np.log(rates) - np.log(sizes)
+        groups = [per_rank[np.asarray(sizes) == size] for size in different]
+        self.sizes, self.strong, self.per_node, self.sent = (
+            different,
+            scaling != "weak",
+            per_node,
+            sent,
+        )
+        self.doublings = np.log2(np.asarray(different) / different[0])
+        self.counts = np.asarray([len(group) for group in groups], float)
+        self.means = np.asarray([group.mean() for group in groups])
+        self.squares = sum(float(((group - group.mean()) ** 2).sum()) for group in groups)
+        self.freedom = int(self.counts.sum()) - len(groups)
+        generator = np.random.default_rng(0)  # the same runs give the same forecast
+        self._points = self._posterior(generator)
+        self._normal = generator.standard_normal((DRAWS, 3))
+        self._uniform = 1 - generator.random(DRAWS)
 
-    def nodes_of(self, ranks: float) -> int:
-        """How many nodes that many ranks are on."""
-        if ranks in self.nodes:
-            return self.nodes[int(ranks)]
-        return math.ceil(ranks / self.per_node) if self.per_node else 1
+    def rate(self, ranks: float) -> Ends:
+        """The rate of one more run on that many ranks, with the shortest interval."""
+        found, base, gained = self._draws(ranks)
+        return self._ends(found, float(np.median(base + gained)), ranks)
 
-    @property
-    def freedom(self) -> int:
-        """Runs beyond one of each size."""
-        return int(self.counts.sum()) - len(self.counts)
+    def speed_up(self, ranks: float) -> Ends:
+        """The speed-up over the smallest size."""
+        found, base, gained = self._draws(ranks)
+        return self._ends(found - base, float(np.median(gained)), ranks / self.sizes[0])
 
-    @property
-    def doublings(self) -> Values:
-        """log2 of each size over the smallest one."""
-        return np.log2(np.asarray(self.sizes) / self.sizes[0])
+    def refused(self, ranks: int) -> str:
+        """Why there is no prediction for that many ranks; empty where there is one."""
+        # The speed-up is shown beside the rate, and has the doubt of the smallest size too.
+        shown = {"the rate": self.rate(ranks), "the speed-up": self.speed_up(ranks)}
+        factor, name = max((high / low, name) for name, (_, low, high) in shown.items())
+        if factor <= MAX_FACTOR:
+            return ""
+        return (
+            f"the 95 % interval of a forecast to {ranks} ranks spans a factor of {factor:,.1f} for "
+            f"{name} (at most {MAX_FACTOR:g}): measure larger sizes, or more repeats"
+        )
 
-    def shape(self, points: Values, ranks: float) -> Values:
+    def _shape(self, points: Values, ranks: float) -> Values:
         """Log efficiency over the smallest size by each point's law, of shape (points,)."""
         base, m = self.sizes[0], ranks / self.sizes[0]
-        first, nodes = self.nodes_of(base), self.nodes_of(ranks)
+        first, nodes = (math.ceil(n / (self.per_node or n)) for n in (base, ranks))
         q, e = np.exp(points[:, [RING, NODES]]).T
         if self.strong:
             e = e * q
         elif nodes > first:
-            e = e * self._node_factor(points)
+            full, within = (self.per_node or 0) / base, np.full(len(points), TYPICAL_LOSS)
+            if full > 1:
+                within = _own_loss(points, full) + q * (1 - 1 / full)
+            e = e * ((within + SMALL_LOSS) / (TYPICAL_LOSS + SMALL_LOSS)) ** NODE_POWER
         hidden = np.maximum(0, points[:, HIDDEN] - NOTHING_HIDDEN) / (1 - NOTHING_HIDDEN)
         hidden = hidden * MAX_HIDDEN * (self.strong or bool(self.sent))
 
@@ -124,24 +154,17 @@ class Curve:
         gained = np.exp(points[:, GAIN]) * np.minimum(math.log2(m), end)
         return np.asarray(gained - np.log1p(np.maximum(_own_loss(points, m) + more, -0.9)))
 
-    def _node_factor(self, points: Values) -> Values:
-        full = (self.per_node or 0) / self.sizes[0]
-        within: Values | float = TYPICAL_LOSS
-        if full > 1:
-            within = _own_loss(points, full) + np.exp(points[:, RING]) * (1 - 1 / full)
-        return ((within + SMALL_LOSS) / (TYPICAL_LOSS + SMALL_LOSS)) ** NODE_POWER * np.ones(1)
-
-    def residuals(self, points: Values) -> tuple[Values, Values]:
+    def _residuals(self, points: Values) -> tuple[Values, Values]:
         """Covariance (points, sizes, sizes) of the means, and the means less the law's."""
         d = self.doublings
         sigma2, tau2 = np.exp(2 * points[:, [SIGMA, TAU]]).T[:, :, None, None]
         covariance = tau2 * np.minimum.outer(d, d) + sigma2 * np.diag(1 / self.counts) + FLAT
-        law = np.stack([self.shape(points, n) for n in self.sizes], axis=1)
+        law = np.stack([self._shape(points, n) for n in self.sizes], axis=1)
         return covariance, self.means - self.means[0] - law
 
-    def log_likelihood(self, points: Values) -> Values:
+    def _log_likelihood(self, points: Values) -> Values:
         """Of the runs, for each point, up to a constant."""
-        covariance, rest = self.residuals(points)
+        covariance, rest = self._residuals(points)
         root = np.linalg.cholesky(covariance)
         white = np.linalg.solve(root, rest[..., None])[..., 0]
         found = -0.5 * (white**2).sum(1) - np.log(np.diagonal(root, axis1=1, axis2=2)).sum(1)
@@ -149,126 +172,50 @@ class Curve:
         spread = 0.5 * self.squares * np.exp(-2 * log_sigma)
         return np.asarray(found - self.freedom * log_sigma - spread)
 
+    def _posterior(self, generator: np.random.Generator) -> Values:
+        """Points of the family, as likely as the runs make them, of shape (DRAWS, 11).
 
-def _own_loss(points: Values, m: float) -> Values:
-    a, b, c, r = np.exp(points[:, :GAIN]).T
-    return np.asarray(a * (m - 1) + b * m * (m - 1) + c * math.log2(m) + r * (1 - 1 / m))
+        The first proposal is the prior, each next one Student's t about what weighed most so far;
+        all draws are weighed by the mixture of all proposals.
+        """
+        middle, spread = KNOWN if self.sent else STRONG if self.strong else WEAK
 
+        def log_prior(points: Values) -> Values:
+            bounded = points[:, :BOUNDED]
+            inside = ((bounded >= LOW) & (bounded <= HIGH)).all(axis=1)
+            normal = -0.5 * (((points[:, BOUNDED:] - middle) / spread) ** 2).sum(axis=1)
+            constant = np.log(HIGH - LOW).sum() + np.log(spread * math.sqrt(2 * math.pi)).sum()
+            return np.where(inside, normal, -np.inf) - constant
 
-def _log_prior(points: Values, prior: tuple[Values, Values]) -> Values:
-    """The logarithm of the prior's density."""
-    middle, spread = prior
-    bounded = points[:, :BOUNDED]
-    inside = ((bounded >= LOW) & (bounded <= HIGH)).all(axis=1)
-    normal = -0.5 * (((points[:, BOUNDED:] - middle) / spread) ** 2).sum(axis=1)
-    constant = np.log(HIGH - LOW).sum() + np.log(spread * math.sqrt(2 * math.pi)).sum()
-    return np.where(inside, normal, -np.inf) - constant
-
-
-def _posterior(curve: Curve, generator: np.random.Generator) -> Values:
-    """Points of the family, as likely as the runs make them, of shape (KEPT, 11).
-
-    The first proposal is the prior, each next one Student's t about what weighed most so far;
-    all draws are weighed by the mixture of all proposals.
-    """
-    middle, spread = prior = curve.prior
-    bounded = LOW + (HIGH - LOW) * generator.random((DRAWS, BOUNDED))
-    normal = middle + spread * generator.standard_normal((DRAWS, len(middle)))
-    points = np.hstack([bounded, normal])
-    heights = curve.log_likelihood(points)
-    weights = _normalised(0.5 * heights)  # flatter: the prior has few points where the runs are
-    target = heights + _log_prior(points, prior)
-    proposals: list[tuple[Values, Values]] = []
-    for _ in range(ROUNDS):
-        mean = weights @ points
-        apart = points - mean
-        covariance = 1.3 * (apart * weights[:, None]).T @ apart + 1e-4 * np.eye(len(mean))
-        proposals.append((mean, np.linalg.cholesky(covariance)))
-        new = _student(*proposals[-1], generator)
-        new[:, :BOUNDED] = _reflected(new[:, :BOUNDED])
-        points = np.concatenate([points, new])
-        added = curve.log_likelihood(new) + _log_prior(new, prior)
-        target = np.concatenate([target, added])
-        densities = [_log_prior(points, prior)]
-        densities += [_log_student(points, *each) for each in proposals]
-        weights = _normalised(target - np.logaddexp.reduce(densities, axis=0))
-    return points[generator.choice(len(points), KEPT, p=weights)]
-
-
-FREEDOM = 5  # of Student's t of the proposals
-
-
-def _student(mean: Values, root: Values, generator: np.random.Generator) -> Values:
-    normal = generator.standard_normal((DRAWS, len(mean)))
-    return mean + normal / np.sqrt(generator.chisquare(FREEDOM, (DRAWS, 1)) / FREEDOM) @ root.T
-
-
-def _log_student(points: Values, mean: Values, root: Values) -> Values:
-    """The density of the proposal; that a point may come by reflection too is left out."""
-    count = len(mean)
-    distance = (np.linalg.solve(root, (points - mean).T) ** 2).sum(axis=0)
-    constant = math.lgamma((FREEDOM + count) / 2) - math.lgamma(FREEDOM / 2)
-    constant -= count / 2 * math.log(FREEDOM * math.pi) + np.log(np.diag(root)).sum()
-    return np.asarray(constant - (FREEDOM + count) / 2 * np.log1p(distance / FREEDOM))
-
-
-def _reflected(bounded: Values) -> Values:
-    span = HIGH - LOW
-    at = np.mod(bounded - LOW, 2 * span)
-    return LOW + np.minimum(at, 2 * span - at)
-
-
-def _normalised(log_weights: Values) -> Values:
-    weights = np.exp(log_weights - log_weights.max())
-    return np.asarray(weights / weights.sum())
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Draws of what is known about one curve. Arrays have the shape (draws,)."""
-
-    curve: Curve
-    points: Values  # (draws, 11)
-    normal: Values  # (draws, 3): of the level at the smallest size, at a size beyond, of a run
-    uniform: Values  # whether, and how much, a new level of the network costs
-
-    def rate(self, ranks: float) -> float:
-        """The median prediction of the rate on that many ranks."""
-        return float(np.exp(np.median(self._draws(ranks)[0]))) * ranks
-
-    def interval(self, ranks: float) -> tuple[float, float]:
-        """The 95 % prediction interval of the rate of one more run: the shortest one."""
-        found, base, gained = self._draws(ranks)
-        low, high = self._ends(found, float(np.median(base + gained)))
-        return low * ranks, high * ranks
-
-    def speed_up(self, ranks: float) -> tuple[float, float, float]:
-        """The speed-up over the smallest size: median and the ends of its interval."""
-        found, base, gained = self._draws(ranks)
-        times = ranks / self.curve.sizes[0]
-        low, high = self._ends(found - base, float(np.median(gained)))
-        return float(np.exp(np.median(found - base))) * times, low * times, high * times
-
-    def refused(self, ranks: int) -> str:
-        """Why there is no prediction for that many ranks; empty where there is one."""
-        # The speed-up is shown beside the rate, and has the doubt of the smallest size too.
-        ends = {"the rate": self.interval(ranks), "the speed-up": self.speed_up(ranks)[1:]}
-        factors = {name: high / low for name, (low, high) in ends.items()}
-        widest = max(factors, key=lambda name: factors[name])
-        if factors[widest] <= MAX_FACTOR:
-            return ""
-        return (
-            f"the 95 % interval of a forecast to {ranks} ranks spans a factor of "
-            f"{factors[widest]:,.1f} for {widest} (at most {MAX_FACTOR:g}): measure larger sizes, "
-            "or more repeats"
-        )
+        bounded = LOW + (HIGH - LOW) * generator.random((DRAWS, BOUNDED))
+        normal = middle + spread * generator.standard_normal((DRAWS, len(middle)))
+        points = np.hstack([bounded, normal])
+        heights = self._log_likelihood(points)
+        weights = _normalised(0.5 * heights)  # flatter: the prior has few points where the runs are
+        densities = [log_prior(points)]  # of each proposal, at all points so far
+        target, proposals = heights + densities[0], list[tuple[Values, Values]]()
+        for _ in range(ROUNDS):
+            mean = weights @ points
+            apart = points - mean
+            covariance = 1.3 * (apart * weights[:, None]).T @ apart + 1e-4 * np.eye(len(mean))
+            root = np.linalg.cholesky(covariance)
+            proposals.append((mean, root))
+            normal = generator.standard_normal((DRAWS, len(mean)))
+            scale = np.sqrt(generator.chisquare(FREEDOM, (DRAWS, 1)) / FREEDOM)
+            new = mean + normal / scale @ root.T
+            at = np.mod(new[:, :BOUNDED] - LOW, 2 * (HIGH - LOW))  # reflected at the bounds
+            new[:, :BOUNDED] = LOW + np.minimum(at, 2 * (HIGH - LOW) - at)
+            points = np.concatenate([points, new])
+            target = np.concatenate([target, self._log_likelihood(new) + log_prior(new)])
+            densities = [log_prior(points), *(_log_student(points, *p) for p in proposals)]
+            weights = _normalised(target - np.logaddexp.reduce(densities, axis=0))
+        return points[generator.choice(len(points), DRAWS, p=weights)]
 
     def _draws(self, ranks: float) -> tuple[Values, Values, Values]:
         """Log rate per rank at that size and at the smallest one, and the gain over ideal."""
-        curve, points = self.curve, self.points
-        covariance, rest = curve.residuals(points)
-        d, far = curve.doublings, math.log2(ranks / curve.sizes[0])
-        tau2 = np.exp(2 * points[:, TAU])
+        points, d, far = self._points, self.doublings, math.log2(ranks / self.sizes[0])
+        covariance, rest = self._residuals(points)
+        tau2, sigma = np.exp(2 * points[:, TAU]), float(np.exp(np.median(points[:, SIGMA])))
         # Levels at the size and at the smallest one, given the measured sizes: jointly normal.
         across = tau2[:, None] * np.minimum(d, far) + FLAT
         flat = np.full_like(across, FLAT)
@@ -276,82 +223,55 @@ class Prediction:
         (mean, base_mean), (lost, both) = (
             ((across * s).sum(1), (flat * s).sum(1)) for s in (solved[..., 0], solved[..., 1])
         )
-        base_lost = (flat * solved[..., 2]).sum(1)
-        base_var = np.maximum(FLAT - base_lost, 1e-12)
+        base_var = np.maximum(FLAT - (flat * solved[..., 2]).sum(1), 1e-12)
         slope = (FLAT - both) / base_var
-        base = base_mean + np.sqrt(base_var) * self.normal[:, 0]
+        base = base_mean + np.sqrt(base_var) * self._normal[:, 0]
         left = np.maximum(tau2 * far + FLAT - lost - slope * (FLAT - both), 0)
-        level = mean + slope * (base - base_mean) + np.sqrt(left) * self.normal[:, 1]
+        level = mean + slope * (base - base_mean) + np.sqrt(left) * self._normal[:, 1]
+        # A measured size above ideal is a gain that stays, unless chance may have made it.
+        best = int(np.argmax(self.means))
+        above = float(self.means[best] - self.means[0])
+        error = sigma * math.sqrt(1 / self.counts[best] + 1 / self.counts[0])
         gained = np.exp(points[:, GAIN]) * points[:, GAIN_END] * d[-1]
-        gained = np.maximum(gained, self._jump())
-        found = np.minimum(level + curve.shape(points, ranks), base + gained)
-        found = found - self._new_level(math.log2(ranks / curve.sizes[-1]))
-        return found + curve.means[0], base + curve.means[0], gained
-
-    def _jump(self) -> float:
-        """By how much the fastest size per rank is above the smallest; 0 where chance may do it."""
-        curve = self.curve
-        best = int(np.argmax(curve.means))
-        above = float(curve.means[best] - curve.means[0])
-        sigma = float(np.exp(np.median(self.points[:, SIGMA])))
-        error = sigma * math.sqrt(1 / curve.counts[best] + 1 / curve.counts[0])
-        return above if above > BY_CHANCE * error else 0.0
-
-    def _new_level(self, doublings: float) -> Values:
-        """The loss to a level of the network that no measured size has seen."""
-        once = NEW_LEVEL / 2 if self.curve.per_node else NEW_LEVEL
+        gained = np.maximum(gained, above if above > BY_CHANCE * error else 0.0)
+        found = np.minimum(level + self._shape(points, ranks), base + gained)
+        # The loss to a new level where a number is below its chance; the smaller, the larger.
+        once, doublings = NEW_LEVEL / (2 if self.per_node else 1), math.log2(ranks / self.sizes[-1])
         chance = 1 - (1 - once) ** max(0.0, doublings)
-        # A uniform number below the chance is a loss; the smaller, the larger.
-        return np.asarray(NEW_LOSS * np.log(np.maximum(1.0, chance / self.uniform)))
+        found -= NEW_LOSS * np.log(np.maximum(1.0, chance / self._uniform))
+        return found + self.means[0], base + self.means[0], gained
 
-    def _ends(self, found: Values, ideal: float) -> tuple[float, float]:
-        """Of the shortest interval with 95 % of the draws, with the median in any case.
+    def _ends(self, found: Values, ideal: float, scale: float) -> Ends:
+        """The median, and the shortest interval with 95 % of the draws about it.
 
         Above ideal it reaches no farther than the noise of a run.
         """
-        sigma, curve = np.exp(self.points[:, SIGMA]), self.curve
-        seen_noise = math.sqrt(curve.squares / curve.freedom) if curve.freedom else 0.0
+        sigma = np.exp(self._points[:, SIGMA])
+        seen_noise = math.sqrt(self.squares / self.freedom) if self.freedom else 0.0
         noise = min(float(np.median(sigma)), max(MAX_NOISE, seen_noise))
-        seen = np.sort(np.minimum(found + sigma * self.normal[:, 2], ideal + ABOVE * noise))
+        seen = np.sort(np.minimum(found + sigma * self._normal[:, 2], ideal + ABOVE * noise))
         count = math.ceil(SHARE * len(seen))
-        low = int(np.argmin(seen[count - 1 :] - seen[: len(seen) - count + 1]))
+        first = int(np.argmin(seen[count - 1 :] - seen[: len(seen) - count + 1]))
         middle = float(np.median(found))
-        return math.exp(min(seen[low], middle)), math.exp(max(seen[low + count - 1], middle))
+        ends = middle, min(seen[first], middle), max(seen[first + count - 1], middle)
+        value, low, high = (math.exp(end) * scale for end in ends)
+        return value, low, high
 
 
-def predict(
-    sizes: Sequence[int],
-    rates: Sequence[float],
-    scaling: str = "strong",
-    per_node: int | None = None,
-    nodes: Mapping[int, int] | None = None,
-    sent: Callable[[float], float] | None = None,
-) -> Prediction:
-    """The prediction from the runs of one curve: the size and the rate of each.
+def _own_loss(points: Values, m: float) -> Values:
+    a, b, c, r = np.exp(points[:, :GAIN]).T
+    return np.asarray(a * (m - 1) + b * m * (m - 1) + c * math.log2(m) + r * (1 - 1 / m))
 
-    scaling: strong or weak. per_node: ranks of a full node; None: not known, and every size is on
-    one node. nodes: of each size; default: as few as possible. sent: the time of the messages of a
-    step at a size, over the time of a step at the smallest one, where links were measured. Raises
-    UsageError for fewer than three different sizes and for a rate that is no number above 0.
-    """
-    different = sorted(set(sizes))
-    if len(different) < MIN_SIZES:
-        raise UsageError(f"{MIN_SIZES} different sizes are needed, and {len(different)} measured")
-    if not all(0 < rate < math.inf for rate in rates):
-        raise UsageError("a rate that is no number above 0 has no forecast")
-    n, y = np.asarray(sizes), np.log(rates) - np.log(sizes)
-    groups = [y[n == size] for size in different]
-    curve = Curve(
-        sizes=tuple(different),
-        strong=scaling != "weak",
-        per_node=per_node,
-        nodes=dict(nodes or {}),
-        counts=np.asarray([len(group) for group in groups], float),
-        means=np.asarray([group.mean() for group in groups]),
-        squares=sum(float(((group - group.mean()) ** 2).sum()) for group in groups),
-        sent=sent,
-    )
-    generator = np.random.default_rng(0)  # the same runs give the same forecast
-    points = _posterior(curve, generator)
-    normal, uniform = generator.standard_normal((KEPT, 3)), 1 - generator.random(KEPT)
-    return Prediction(curve, points, normal, uniform)
+
+def _log_student(points: Values, mean: Values, root: Values) -> Values:
+    """The density of a proposal; that a point may come by reflection too is left out."""
+    count = len(mean)
+    distance = (np.linalg.solve(root, (points - mean).T) ** 2).sum(axis=0)
+    constant = math.lgamma((FREEDOM + count) / 2) - math.lgamma(FREEDOM / 2)
+    constant -= count / 2 * math.log(FREEDOM * math.pi) + np.log(np.diag(root)).sum()
+    return np.asarray(constant - (FREEDOM + count) / 2 * np.log1p(distance / FREEDOM))
+
+
+def _normalised(log_weights: Values) -> Values:
+    weights = np.exp(log_weights - log_weights.max())
+    return np.asarray(weights / weights.sum())

@@ -327,10 +327,8 @@ _FORECAST = "end of the 95 % prediction interval of one more run"
 FORECAST = (
     *IDENTITY[1:],
     *_columns("""
-kind TEXT forecast: no row of this table is measured
 law TEXT average: of scaling laws; measured links: with those of jobkit comm
 measured_sizes TEXT world sizes that the forecast was made from
-outliers_left_out COUNT runs excluded from the fit as outliers
 times_beyond NUMBER world_size / the largest measured size
 world_size COUNT number of ranks
 nodes COUNT nodes that they need
