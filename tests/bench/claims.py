@@ -49,7 +49,7 @@ def judge(document: Document) -> Counter[str]:
     text, marks = document
     told: dict[tuple[int, str], list[bool | None]] = defaultdict(list)
     for verdict in check(text):
-        said = _digits(verdict.number.text)
+        said = _digits(verdict.said)
         told[verdict.line, said].append(verdict.follows)
     made: Counter[str] = Counter()
     for line, said, wrong in marks:

@@ -1,14 +1,15 @@
 """`python -m jobkit check-claims FILE`: which speed-ups and efficiencies follow from their table.
 
 Every number is an interval, by its rounding, and so is the value recomputed from the times or rates
-of the same series, relative to its smallest size: a claim follows if the two intervals meet.
+of the same series, relative to its smallest size: a claim follows if the two intervals meet. What
+is not certain is not judged: a column of another quantity, a cell with more than one number.
 """
 
+import csv
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from jobkit.analysis.claim_tables import SIZES, Column, Number, Table, tables_of
 from jobkit.errors import Exit, Parser, UsageError, command
 from jobkit.files import read_text
 
@@ -24,111 +25,248 @@ exit codes:
   2  wrong usage: a file that cannot be read, or no claim in it that can be judged
   4  a claim does not follow
 """
-_UNITS = {"speed_up": "x", "efficiency": " %"}
+_NUMBER = r"\d[\d,.' \u00a0\u202f]*\d|\d"
+_SECONDS = {"us": 1e-6, "\u00b5s": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "second": 1.0}
+_SECONDS |= {"min": 60.0, "minute": 60.0, "h": 3600.0, "hr": 3600.0, "hour": 3600.0}
+_UNIT = "|".join(sorted(_SECONDS, key=len, reverse=True))
+_CELL = re.compile(
+    rf"(?P<value>{_NUMBER})(?P<scale>[kMG])?\s?(?P<unit>x|\u00d7|%|(?:{_UNIT})s?(?![a-z]))?"
+    r"(?:\s?[a-zA-Z]+\s?/\s?\w+)?(?:\s*[\[(][^\])]*[\])])?"
+)
+_SCALES = {"k": 1e3, "M": 1e6, "G": 1e9}
+_SIZE = r"^(?:#|number of|no\. of|num)?[ _]*(?:{})s?(?: \(#\))?$"
+_PER_S = r"(?:/|\bper[ _]|_per_)\s?(?:s|sec|ms|second|min|hour|h)\b"
+# A head with one of these tells nothing of the scaling; else the first that is found is its role.
+_OTHER = (
+    r"ideal|theor|statistic|\$|expect|target|cost|loss|accura|utili|overhead|std|energy|power|memory|"
+    r"batch|(?:gpu|node|core|cpu|device|rank|process)[ _-]?h|\b(?:over|vs\.?|than|relative|from)\b|"
+    r"_(?:low|high)(?:_|\b)|\b(?:low|upp)er|\b(?:min|max)(?:imum)?$|\bci\b|forecast|predict"
+)
+_ROLES = (
+    ("gpus", _SIZE.format("gpu|rank|process|processes|device|worker|accelerator|world[ _]size")),
+    ("nodes", _SIZE.format("node|machine|host")),
+    ("cores", _SIZE.format("core|cpu|thread")),
+    ("efficiency", r"efficien"),
+    ("speed_up", r"speed[ _-]?up"),
+    ("scaling", r"\bscaling\b"),
+    ("rate", rf"throughput|\brate\b|{_PER_S}"),
+    ("time", rf"time|wall|elapsed|duration|latency|\b(?:{_UNIT})s?\b"),
+)
+_OF_TWO = r"speed[ _-]?up.*\(.*(?: - | to ).*\)"  # of one precision over another, say
+_SIZES = ("gpus", "nodes", "cores")
 _PER_RANK = r"(?:/|per[ _-]?)\s?(?:gpu|node|rank|device|core)"
-_FLAT = 0.75  # of the base's time: on more ranks it is of weak scaling, where nothing says
+_PER_STEP = r"\b(?:it|iter\w*|steps?|batch\w*)\s?/"
+_UNITS = {"speed_up": "x", "efficiency": " %"}
 _ONE = {"speed_up": 1.0, "efficiency": 100.0}
 
 
 @dataclass(frozen=True)
+class Number:
+    """A number as it is written, and the interval of the values that would be written so."""
+
+    text: str
+    low: float
+    high: float
+
+    @property
+    def middle(self) -> float:
+        return (self.low + self.high) / 2
+
+
+@dataclass(frozen=True)
+class Column:
+    """The numbers of a column, in the order of the rows; None where a cell has not one alone."""
+
+    role: str
+    head: str
+    numbers: list[Number | None]
+
+
+@dataclass(frozen=True)
 class Verdict:
-    """One claim, whether it follows (None: not judged), and how it was computed, or why not."""
+    """A claim as it is written, whether it follows (None: not judged), and by what, or why not."""
 
     line: int
-    kind: str
-    number: Number
+    said: str
     follows: bool | None
     how: str
 
-    @property
-    def said(self) -> str:
-        """The claim as it is written."""
-        text = self.number.text
-        return text + _UNITS[self.kind] if text[-1].isdigit() else text
+
+def number(cell: str, head: str = "", role: str = "") -> Number | None:
+    """The one number of a cell: 2,840 or 1.95x, 85 %, 12 min; a time in seconds."""
+    found = _CELL.fullmatch(cell.strip(" *$~"))
+    if not found:
+        return None
+    plain = re.sub(r"[' \u00a0\u202f]", "", found["value"])
+    marks = re.findall(r"[.,]", plain)
+    decimal = marks[-1] if marks and (len({*marks}) > 1 or len(marks) == 1) else ""
+    if marks == [","] and re.fullmatch(r"[1-9]\d{0,2},\d{3}", plain):
+        decimal = ""  # of thousands
+    digits = "".join("." if c == decimal else c for c in plain if c.isdigit() or c == decimal)
+    scale = _SCALES.get(found["scale"] or "", 1.0)
+    if role == "time":
+        words = re.split(r"[^\w\u00b5]+|_", head.lower())
+        units = [w for w in words if w.removesuffix("s") in _SECONDS or w in _SECONDS]
+        unit = found["unit"] or (units[-1] if units else "s")
+        scale *= _SECONDS.get(unit) or _SECONDS[unit.removesuffix("s")]
+    half = 10.0 ** -len(digits.partition(".")[2]) / 2
+    value, text = float(digits), cell.strip(" *$")
+    if role == "efficiency" and "%" not in head + text and value <= 3:  # a share of 1
+        text, scale = f"{text} (of 1)", 100.0
+    return Number(text, (value - half) * scale, (value + half) * scale)
 
 
-def check(text: str, weak: bool = False) -> list[Verdict]:
-    """Every speed-up and efficiency of the tables of a text."""
-    return [verdict for table in tables_of(text) for verdict in _judged(table, weak)]
+def check(text: str) -> list[Verdict]:
+    """Every speed-up and efficiency of the tables of a text, with the lines counted from 1."""
+    verdicts, context, block, way = list[Verdict](), "", list[tuple[int, list[str]]](), ""
+    for i, line in enumerate([*text.splitlines(), ""], 1):
+        how, cells = _cells(line, way)
+        if block and (how != way or (cells and len(cells) != len(block[0][1]))):
+            verdicts += _judged(block, context)
+            block = []
+        way = how
+        if cells:
+            block.append((i, cells))
+        if line.startswith(("#", "**")) or "\\caption" in line:
+            context = line.lower()
+    return verdicts
 
 
-def _judged(table: Table, weak: bool) -> Iterator[Verdict]:
-    size = next(c for unit in SIZES for c in table.columns if c.role == unit)
-    for column in table.columns:
+def _cells(line: str, way: str) -> tuple[str, list[str]]:
+    """How a line divides its cells, and these; a rule goes on with the table above."""
+    if re.fullmatch(r"[\s|:+=-]+|\s*\\(?:hline|\w*rule(?:\{.*\})?)\s*", line) and line.strip():
+        return way, []
+    # A head of several lines.
+    shown = re.compile(r"\\shortstack(?:\[\w\])?\{([^{}]*)\}")
+    line = shown.sub(lambda head: head[1].replace("\\\\", " "), line)
+    if re.search(r"(?<!\\)&", line) and "\\\\" in line:
+        plain = re.sub(r"\\(?:text\w\w|mathbf|hline|\w*rule)\b|\\\\.*|[{}$]", "", line)
+        cells = re.split(r"(?<!\\)&", plain.replace("\\times", "x"))
+        return "&", [re.sub(r"\\([%_#&])", r"\1", c).replace("\\", "").strip() for c in cells]
+    if line.count("|") > 1:
+        cells = re.split(r"(?<!\\)\|", line.strip().strip("|"))
+        return "|", [re.sub(r"\*\*|`|<[^>]*>|\\(?=\W)", "", c).strip() for c in cells]
+    for mark in ("\t", ";", ","):
+        if line.count(mark) and not re.search(rf"{mark} \w+ \w+ ", line):
+            return mark, [c.strip() for c in next(csv.reader([line], delimiter=mark))]
+    cells = re.split(r"\s{2,}", line.strip())
+    return ("  ", cells) if len(cells) > 1 else ("", [])
+
+
+def _role(head: str) -> str | None:
+    bare = re.sub(r"[(\[].*?[)\]]", "", head)
+    if re.search(_OTHER, bare, re.I) or re.search(_OF_TWO, head, re.I):
+        return ""
+    return next((role for role, words in _ROLES if re.search(words, head, re.I)), None)
+
+
+def _judged(block: Sequence[tuple[int, list[str]]], context: str) -> Iterator[Verdict]:
+    """The claims of a table: the line and the cells of its heads, then of each row."""
+    (_, heads), *body = block
+    columns, series, counts = list[Column](), [""] * len(body), list[list[str]]()
+    for i, head in enumerate(heads):
+        texts = [cells[i] for _, cells in body]
+        role = _role(head)
+        if role is None:  # TF32 | 1078 img/s
+            role = _role(next((t for t in texts if t[:1].isdigit()), ""))
+            role = role if role in ("rate", "time") else ""
+        numbers = [number(t, head, role) for t in texts]
+        if role == "scaling":  # a speed-up, or an efficiency
+            most = max((n.high for n in numbers if n), default=0.0)
+            role = "speed_up" if most > 1.2 else "efficiency"
+        if role and any(numbers):
+            columns.append(Column(role, head, numbers))
+        elif any(re.search("[a-z]", t, re.I) and not number(t) for t in texts):
+            last = ""
+            for row, text in enumerate(texts):
+                last = text.lower() or last
+                series[row] += f" {last}"
+        else:
+            counts.append(texts)
+    size = next((c for unit in _SIZES for c in columns if c.role == unit), None)
+    if size is None:
+        return
+    for texts in counts:  # as a batch per GPU, where it tells rows of one size apart
+        places = [(s, n and n.low) for s, n in zip(series, size.numbers, strict=True)]
+        if len({*places}) < len(places):
+            series = [f"{s} {t}" for s, t in zip(series, texts, strict=True)]
+    for column in columns:
         if column.role not in _UNITS:
             continue
-        column = _in_percent(column) if column.role == "efficiency" else column
-        evidence = _evidence(table, column)
+        evidence = _evidence(columns, column)
         for row, claim in enumerate(column.numbers):
             if claim is None:
                 continue
-            said = re.findall(r"\b(weak|strong)\b", f"{table.context} {table.series[row]}")
-            scaling = "weak" if weak else said[-1] if said else ""
-            found, why = [], "no times or rates that are certainly its own"
+            same = [i for i, name in enumerate(series) if name == series[row]]
+            named = re.findall(r"\b(weak|strong)\b", f"{context} {heads} {series[row]}".lower())
+            found, why = list[Number](), "no times or rates that are certainly its own"
             for one in evidence:
-                made, why = _readings(table, size, column, one, row, scaling)
-                found += made
-            if found or why:  # else it is the base itself, which claims nothing
-                follows = any(_meet(claim, one) for one in found) if found else None
-                # Of two readings the one that the claim is nearest to.
-                near = min(found, key=lambda n: abs(_middle(n) - _middle(claim)), default=None)
-                how = near.text if near else why
-                yield Verdict(table.lines[row], column.role, claim, follows, how)
+                of_series = {i: (size.numbers[i], column.numbers[i], one.numbers[i]) for i in same}
+                scaling = named[-1] if named else ""
+                more, why = _readings(of_series, row, column.role, one, scaling)
+                found += more
+            said = claim.text + _UNITS[column.role] * claim.text[-1].isdigit()
+            if found:  # of two readings the one that the claim is nearest to
+                near = min(found, key=lambda n: abs(n.middle - claim.middle))
+                high = claim.high + (claim.high - claim.low) / 2  # a value may be rounded or cut
+                low = claim.low * (1 - 1e-9)
+                meets = any(low <= n.high and n.low <= high * (1 + 1e-9) for n in found)
+                yield Verdict(body[row][0], said, meets, near.text)
+            elif why:  # else it is the base itself, which claims nothing
+                yield Verdict(body[row][0], said, None, why)
 
 
-def _evidence(table: Table, claim: Column) -> list[Column]:
+def _evidence(columns: Sequence[Column], claim: Column) -> list[Column]:
     """The columns of times and rates that a claim is of; of several of a kind, by their heads."""
-    made = []
-    same = sum(c.role == claim.role for c in table.columns)
+    evidence = []
+    alone = sum(c.role == claim.role for c in columns) == 1
+    words = {id(c): {*re.findall(r"[a-z]+\d*", c.head.lower())} for c in columns}
     for role in ("time", "rate"):
-        own = [c for c in table.columns if c.role == role]
-        words = [{*re.findall(r"[a-z]+\d*", c.head.lower())} for c in own]
-        if len(own) > 1 or same > 1:
-            others = [set[str]().union(*words[:i], *words[i + 1 :]) for i in range(len(own))]
-            said = {*re.findall(r"[a-z]+\d*", claim.head.lower())}
-            alone = zip(own, words, others, strict=True)
-            own = [c for c, mine, rest in alone if (mine - rest) & said]
-        made += own if len(own) == 1 else []
-    return made
+        own = [c for c in columns if c.role == role]
+        if len(own) > 1 or not alone:
+            rest = {
+                id(c): set[str]().union(*(words[id(o)] for o in own if o is not c)) for c in own
+            }
+            own = [c for c in own if (words[id(c)] - rest[id(c)]) & words[id(claim)]]
+        evidence += own if len(own) == 1 else []
+    return evidence
 
 
 def _readings(
-    table: Table, size: Column, claims: Column, column: Column, row: int, scaling: str
+    series: dict[int, tuple[Number | None, Number | None, Number | None]],
+    row: int,
+    kind: str,
+    column: Column,
+    scaling: str,
 ) -> tuple[list[Number], str]:
     """The values of a claim by a column of times or rates; else why there are none.
 
-    Neither of them for the base itself.
+    series: of each row the size, the claim and the time or rate. Neither for the base itself.
     """
-    kind, at, this = claims.role, size.numbers[row], column.numbers[row]
-    if at is None or this is None or this.low <= 0:
+    known = {i: (n.middle, c, x) for i, (n, c, x) in series.items() if n and x and x.low > 0}
+    least = min((n for n, _, _ in known.values()), default=0.0)
+    if row not in known or least <= 0:
         return [], "no size with a time or a rate beside it"
-    rows = [i for i, s in enumerate(table.series) if s == table.series[row]]
-    sizes = {i: _middle(n) for i in rows if (n := size.numbers[i]) and _low(column.numbers[i]) > 0}
-    least = min(sizes.values())
-    if least <= 0:
-        return [], "no size with a time or a rate beside it"
-    bases = [i for i in sizes if sizes[i] == least]
-    said = [claim for i in bases if (claim := claims.numbers[i])]
-    if any(not one.low <= _ONE[kind] <= one.high for one in said) or len({*sizes.values()}) < 2:
+    bases = {i: (c, x) for i, (n, c, x) in known.items() if n == least}
+    strange = any(c and not c.low <= _ONE[kind] <= c.high for c, _ in bases.values())
+    if strange or len(bases) == len(known):
         return [], "relative to a run that is not in its table"
     if row in bases:
         return [], ""
-    ones = [n for i in bases if (n := column.numbers[i])]
-    one = Number(ones[0].text, min(n.low for n in ones), max(n.high for n in ones))
-    grown, is_time = _middle(at) / least, column.role == "time"
-    up, down = (one, this) if is_time else (this, one)
-    scaled = {scaling == "weak"} if is_time else {bool(re.search(_PER_RANK, column.head, re.I))}
-    # A step of strong or of weak scaling; an epoch of the same data or of data that grew; a time
-    # that does not fall as the ranks grow.
-    unclear = {"": r"step|iter|batch", "weak": "epoch"}.get(scaling)
-    if is_time and unclear and re.search(unclear, column.head, re.I):
-        scaled = {False, True}
-    flat = is_time and not scaling and _middle(this) > _FLAT * _middle(one)
-    per_step = not is_time and re.search(r"\b(?:it|iter\w*|steps?|batch\w*)\s?/", column.head, re.I)
-    if flat or (per_step and scaling != "strong"):
-        scaled = {False, True}
-    made = []
-    for more in sorted(scaled):
+    at, _, this = known[row]
+    ones = [x for _, x in bases.values()]
+    one = Number(ones[0].text, min(x.low for x in ones), max(x.high for x in ones))
+    up, down = (one, this) if column.role == "time" else (this, one)
+    # Whether the work grew with the ranks. Where nothing says it, a time or a rate of steps may be
+    # of strong or of weak scaling; in weak scaling an epoch is of the same data or of more.
+    if column.role == "time":
+        grows = {"strong": (False,), "weak": (True,)}.get(scaling, (False, True))
+        grows = (False, True) if scaling == "weak" and "epoch" in column.head.lower() else grows
+    else:
+        unclear = scaling != "strong" and re.search(_PER_STEP, column.head, re.I)
+        grows = (False, True) if unclear else (bool(re.search(_PER_RANK, column.head, re.I)),)
+    made, grown = [], at / least
+    for more in grows:
         factor = (grown if more else 1.0) * (100 / grown if kind == "efficiency" else 1)
         low, high = factor * up.low / down.high, factor * up.high / down.low
         how = f"{up.text} / {down.text}" + f" x {grown:g}" * more
@@ -138,47 +276,15 @@ def _readings(
     return made, ""
 
 
-def _in_percent(column: Column) -> Column:
-    """Efficiencies in per cent, which some tables, or some of their rows, have as shares."""
-    known = [n for n in column.numbers if n]
-    marked = any("%" in n.text for n in known)
-    if "%" in column.head or (not marked and max((n.high for n in known), default=0.0) > 3):
-        return column
-    return replace(
-        column,
-        numbers=[
-            Number(f"{n.text} (of 1)", 100 * n.low, 100 * n.high)
-            if n and "%" not in n.text and n.high <= 3
-            else n
-            for n in column.numbers
-        ],
-    )
-
-
-def _meet(claim: Number, reading: Number) -> bool:
-    """Whether a reading could be written as the claim, rounded or cut."""
-    high = claim.high + (claim.high - claim.low) / 2
-    return claim.low * (1 - 1e-9) <= reading.high and reading.low <= high * (1 + 1e-9)
-
-
-def _low(one: Number | None) -> float:
-    return one.low if one else 0.0
-
-
-def _middle(one: Number | None) -> float:
-    return (one.low + one.high) / 2 if one else 0.0
-
-
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     """Check a file of claims; return the exit code."""
     text = "Recompute the speed-ups and efficiencies of published scaling tables."
     parser = Parser(prog="jobkit check-claims", description=text, epilog=_EXAMPLES)
     parser.add_argument("file", metavar="FILE", help="a Markdown, LaTeX, text or CSV file")
-    parser.add_argument("--weak", action="store_true", help="weak scaling, whatever headings say")
     args = parser.parse_args(argv)
     try:
-        verdicts = check(read_text(args.file), args.weak)
+        verdicts = check(read_text(args.file))
     except (OSError, UnicodeDecodeError, UsageError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"{args.file}: {reason}") from None
@@ -188,12 +294,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"line {v.line}: {v.said} does not follow: {v.how}")
     if judged:
         print(f"{args.file}: {len(judged) - len(wrong)} of {len(judged)} judged claims follow")
-    unjudged: dict[str, list[Verdict]] = {}
+    unjudged: dict[str, list[str]] = {}
     for v in verdicts:
         if v.follows is None:
-            unjudged.setdefault(v.how, []).append(v)
+            unjudged.setdefault(v.how, []).append(f"{v.said} (line {v.line})")
     for why, own in unjudged.items():
-        print(f"not judged, {why}: {', '.join(f'{v.said} (line {v.line})' for v in own)}")
+        print(f"not judged, {why}: {', '.join(own)}")
     if not judged:
         raise UsageError(f"{args.file}: nothing to check: no table with a claim that can be judged")
     return Exit.THRESHOLD if wrong else Exit.OK
