@@ -76,6 +76,7 @@ def step_fields(compute, data_wait=(), host=(), communication=0.0) -> dict[str, 
         "iteration_s": wall,
         "useful_max_s": max(useful),
         "busy_max_s": max(busy),
+        "random_imbalance_s": 0.0,
     }
 
 

@@ -37,20 +37,12 @@ def why_figure(results: Results) -> Figure | None:
     names, note = style.fastest(results, (one.size.series for one in found), _MAX_SERIES)
     title = f"{results.name}: time of a step by cause{note}"
     figure, axes = style.new_figure(len(names), title, style.subtitle(results), rows=2)
-    milli = max(one.step.times.iteration_s for one in found if one.size.series in names) < 1
+    milli = max(one.row["breakdown_iteration_s"] for one in found if one.size.series in names) < 1
     factor, word = (1000, "milliseconds") if milli else (1, "seconds")
     for column, name in enumerate(names):
         own = [one for one in found if one.size.series == name]
         above, below = axes[column], axes[len(names) + column]
-        rows = [
-            next(
-                row
-                for run_id in one.size.ok_runs
-                if (row := results.rows[run_id])["breakdown_iteration_s"]
-                == one.step.times.iteration_s
-            )
-            for one in own
-        ]
+        rows = [one.row for one in own]
         bars = [_bar(row) for row in rows]
         ranks = [one.size.world_size for one in own]
         labels = [

@@ -2,24 +2,45 @@
 
 A cause is named only where the losses that were measured multiply to the efficiency that the clock
 shows, within its interval. Else the share of the loss that they do not explain is said.
+
+The factors of a step are those of the POP centre of excellence (https://pop-coe.eu/node/69; Rosas,
+Gimenez and Labarta, "Scalability prediction for fundamental performance factors", 2014), with the
+wait for data as one of its own. In seconds of one iteration, rank i computes u(i), with the host's
+time in it, and is busy for b(i), with the wait for data in it; r is how much longer the slowest
+rank of each iteration takes, on average, than max u; T is the wall time of the slowest rank:
+
+    load balance              LB = mean u / max u
+    random balance            RB = max u / (max u + r)
+    data wait factor          DW = (max u + r) / (max b + r)
+    communication efficiency  CE = (max b + r) / T
+    useful share              US = LB x RB x DW x CE = mean u / T
+    computation scalability   CS = useful seconds of all ranks for one sample at the smallest
+                                   measured size / the same at this size
+    global efficiency         GE = US x CS
+
+A slow rank makes the others wait inside their communication; as CE knows the busiest rank only,
+that wait counts as load imbalance. RB, which POP does not have, tells a rank that is slow from
+ranks slow in turn. POP calls US parallel efficiency, a name that here is kept for
+X(N) B / (X(B) N), which is GE over that of the smallest size.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median, median_low
+from typing import Any
 
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.scaling import pop
-from jobkit.analysis.scaling.pop import Breakdown, Efficiencies, Step
 from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.frames import Row
 from jobkit.analysis.tables.text import TextTable
 
-_PREFIX = "breakdown_"  # begins the names of the columns of a breakdown
+_CLOCKS = 0.02  # by which the host's clock and a GPU's events may differ
 _MIN_TOLERANCE, _TOLERANCE = 0.02, 0.1  # of the logarithm of an efficiency, and of its loss
 _NAMED = 1 / 3  # of the loss: a factor with less is not named
 _ANOTHER_DAY_S = 12 * 3600
+_FACTORS = ("load_balance", "random_balance", "communication", "data_wait")
 _HEADS = (
     *("load balance", "random balance", "communication efficiency", "data wait factor"),
     *("useful share", "computation scalability", "global efficiency"),
@@ -53,14 +74,38 @@ _BUSY_NODE = 0.3  # by how much the load of the nodes must differ to be named
 
 @dataclass(frozen=True)
 class SizeBreakdown:
-    """A size with a breakdown of its iterations, and their efficiencies."""
+    """A size with a breakdown of its iterations: the factors of its efficiency by their names."""
 
     size: Size
-    step: Step
-    own: Efficiencies
-    base: Efficiencies  # of the smallest size of the series that has a breakdown
-    first: Size  # that size
-    late: tuple[int | None, str | None] = (None, None)  # the rank or node that comes last
+    row: Row  # of results.csv, of the run that stands for the size
+    first: Size  # the smallest size of the series that has a breakdown
+    own: dict[str, float]
+    base: dict[str, float]  # of the first size
+
+
+def factors_of(row: Mapping[str, Any], ranks: int, samples: float) -> dict[str, float]:
+    """The factors of a step on so many ranks with so many samples in all, by a row of results.csv.
+
+    computation is in samples for each second of a rank, until it is divided by that of the first
+    size. Empty where a time is missing or contradicts another.
+    """
+    names = ("compute", "host", "useful_max", "busy_max", "iteration", "random_imbalance")
+    times: list[Any] = [row.get(f"breakdown_{name}_s") for name in names]
+    # pandas has NA, which is no float, for none.
+    if not all(isinstance(x, int | float) and math.isfinite(x) and x >= 0 for x in times):
+        return {}
+    compute, host, useful_max, busy_max, iteration, random = times
+    useful = compute + host
+    ordered = pairwise((useful, useful_max, busy_max, iteration))
+    if useful <= 0 or not all(a <= b * (1 + _CLOCKS) for a, b in ordered):
+        return {}
+    return {
+        "load_balance": min(useful / useful_max, 1.0),  # of two clocks
+        "random_balance": useful_max / (useful_max + random),
+        "communication": (busy_max + random) / iteration,
+        "data_wait": (useful_max + random) / (busy_max + random),
+        "computation": samples / (useful * ranks),
+    }
 
 
 def size_breakdowns(results: Results) -> list[SizeBreakdown]:
@@ -70,29 +115,24 @@ def size_breakdowns(results: Results) -> list[SizeBreakdown]:
     belong together. A series whose runs must not be compared is left out.
     """
     breakdowns: list[SizeBreakdown] = []
-    firsts: dict[str, tuple[Size, Step]] = {}
+    firsts: dict[str, tuple[Size, dict[str, float]]] = {}
     for size in results.sizes:
-        times = {run: pop.breakdown(results.rows[run], _PREFIX) for run in size.ok_runs}
-        known = [t for t in times.values() if t]
         # Of another program the work of a step follows from what was measured of whole runs.
         work = size.global_batch_size or (size.throughput or 0) * (size.step_time_s or 0)
-        if not known or size.note or not size.world_size or not work:
+        if size.note or not size.world_size or not work:
             continue
-        middle = _middle(known)
-        run_id = next(run for run, t in times.items() if t == middle)
-        step = Step(middle, size.world_size, work)
-        first, base = firsts.setdefault(size.series, (size, step))
-        own, of_base = pop.efficiencies(step, base), pop.efficiencies(base, base)
-        row = results.rows[run_id]
-        late = row.get("breakdown_late_rank"), row.get("breakdown_late_host")
-        breakdowns.append(SizeBreakdown(size, step, own, of_base, first, late))
+        rows = {
+            row["breakdown_iteration_s"]: (row, found)
+            for row in reversed(rows_of(results, size))
+            if (found := factors_of(row, size.world_size, work))
+        }
+        if rows:
+            row, own = rows[median_low(rows)]
+            first, base = firsts.setdefault(size.series, (size, own))
+            scale = base["computation"]
+            own, base = (x | {"computation": x["computation"] / scale} for x in (own, base))
+            breakdowns.append(SizeBreakdown(size, row, first, own, base))
     return breakdowns
-
-
-def _middle(times: list[Breakdown]) -> Breakdown:
-    """The breakdown with the median iteration, of two the shorter."""
-    middle = median_low(t.iteration_s for t in times)
-    return next(t for t in times if t.iteration_s == middle)
 
 
 def efficiency_table(breakdowns: Sequence[SizeBreakdown], unit: str) -> TextTable:
@@ -100,26 +140,16 @@ def efficiency_table(breakdowns: Sequence[SizeBreakdown], unit: str) -> TextTabl
     heads = ["series", unit, "nodes", "iteration (ms)", *_HEADS]
     rows = []
     for one in breakdowns:
-        own = one.own
-        factors = [own.load_balance, own.random_balance, own.communication, own.data_wait]
-        factors += [own.useful, own.computation, own.overall]
+        factors = [one.own[name] for name in _FACTORS]
+        useful, computation = math.prod(factors), one.own["computation"]
+        factors += [useful, computation, useful * computation]
         place = [one.size.series, str(one.size.world_size), str(one.size.nodes)]
-        place.append(f"{1000 * one.step.times.iteration_s:.4g}")
+        place.append(f"{1000 * one.row['breakdown_iteration_s']:.4g}")
         rows.append([*place, *(f"{value:.1%}" for value in factors)])
     return TextTable(heads, rows, 1, [_NOTE])
 
 
-@dataclass(frozen=True)
-class Losses:
-    """Factors of a size over those of a smaller one, each with its words; 1: nothing is lost."""
-
-    first: Size  # the smaller one
-    factors: dict[str, tuple[float, str]]
-
-    @property
-    def explained(self) -> float:
-        """The efficiency that they make up together."""
-        return math.prod(factor for factor, _ in self.factors.values())
+Factors = dict[str, tuple[float, str]]  # over those of a smaller size, each with its words
 
 
 def cause_of(results: Results, size: Size) -> str:
@@ -130,88 +160,77 @@ def cause_of(results: Results, size: Size) -> str:
     different = differences(results, size, base) if base else []
     first = next(s for s in results.sizes if s.series == size.series and s.speed_up)
     before = -math.log(first.efficiency or 1)
-    total = -math.log(size.efficiency) - before
-    if before > _NAMED * (before + max(total, 0)):  # another strategy is faster on one rank
+    total = -math.log(size.efficiency)
+    if before > _NAMED * max(before, total):  # another strategy is faster on one rank
         slower = f"{size.series} on {first.world_size} is {1 - (first.efficiency or 1):.0%} slower"
         return f", because {slower} than {size.base_series}"
     lost = _losses(results, size, first)
-    if lost is None:
-        return _outside(different, "; what it is lost to was not measured")
-    total += before + math.log(lost.first.efficiency or 1)
-    known = -math.log(lost.explained)
+    first, factors = lost or (first, {})
+    total += math.log(first.efficiency or 1)
+    explained = math.prod(factor for factor, _ in factors.values())
+    known = -math.log(explained)
     ends = size.interval("efficiency")
     half = math.log(ends[1] / ends[0]) / 2 if ends and ends[0] > 0 else 0.0
     gap = total - known
-    if abs(gap) <= max(half, _MIN_TOLERANCE, _TOLERANCE * total):
-        return _because(lost, known, different)
-    if gap < 0:
-        words = " and ".join(_named(lost, known))
-        text = (
-            f"; its profiled steps show {lost.explained:.0%}, as {words}: profile more (--why 20)"
-        )
-        return _outside(different, text)
-    largest = _named(lost, total)
-    part = f"{' and '.join(largest)}, but " if largest else ""
-    outside = f"; {part}{gap / total:.0%} of the loss is outside of what was measured"
-    return _outside(different or ["nothing that is recorded differs"], outside)
+    close = abs(gap) <= max(half, _MIN_TOLERANCE, _TOLERANCE * total)
+    words = " and ".join(_named(factors, total if gap > 0 and not close else known))
+    if lost is None:
+        text = "; what it is lost to was not measured"
+    elif close:
+        grown = -math.log(factors.get("computation", (1.0, ""))[0])
+        different = different if grown > 0 and grown >= _NAMED * known else []
+        text = f", because {words}" if words else ""
+    elif gap < 0:
+        text = f"; its profiled steps show {explained:.0%}, as {words}: profile more (--why 20)"
+    else:
+        different = different or ["nothing that is recorded differs"]
+        text = f"; {f'{words}, but ' if words else ''}{gap / total:.0%} of the loss is outside of "
+        text += "what was measured"
+    return "; ".join(filter(None, [text, ", ".join(different)])) if text else ""
 
 
-def _because(lost: Losses, known: float, different: Sequence[str]) -> str:
-    words = _named(lost, known)
-    if not words:
-        return ""
-    factor = lost.factors.get("computation", (1.0, ""))[0]
-    grown = factor < 1 and -math.log(factor) >= _NAMED * known
-    also = f"; {', '.join(different)}" if grown and different else ""
-    return f", because {' and '.join(words)}{also}"
-
-
-def _named(lost: Losses, total: float) -> list[str]:
+def _named(factors: Factors, total: float) -> list[str]:
     """The words of the factors that make up a third of a loss or more, the largest first."""
-    parts = sorted(lost.factors.values())
+    parts = sorted(factors.values())
     return [words for factor, words in parts if factor < 1 and -math.log(factor) >= _NAMED * total]
 
 
-def _outside(different: Sequence[str], text: str) -> str:
-    return f"{text}; {', '.join(different)}" if different else text
-
-
-def _losses(results: Results, size: Size, first: Size) -> Losses | None:
-    """What was measured of a size: the breakdown of its steps, or its wait for data."""
+def _losses(results: Results, size: Size, first: Size) -> tuple[Size, Factors] | None:
+    """What was measured of a size, and since which smaller one: its steps, or its wait for data."""
     for one in size_breakdowns(results):
         if one.size == size and one.first != size:
-            return _of_breakdown(one)
+            return one.first, _of_breakdown(one)
     ok, before = rows_of(results, size), rows_of(results, first)
     wait, smaller = (median_of(table, "data_wait_share") for table in (ok, before))
     if wait is None or smaller is None or not wait < 1 or not smaller < 1:
         return None
     words = f"waiting for data takes {wait:.0%} of the time"
-    return Losses(first, {"data_wait": ((1 - wait) / (1 - smaller), words)})
+    return first, {"data_wait": ((1 - wait) / (1 - smaller), words)}
 
 
-def _of_breakdown(one: SizeBreakdown) -> Losses:
-    own, base, times = one.own, one.base, one.step.times
-    wait = (times.busy_max_s - times.useful_max_s) / times.iteration_s
+def _of_breakdown(one: SizeBreakdown) -> Factors:
+    row, own, base = one.row, one.own, one.base
+    slowest, iteration = row["breakdown_useful_max_s"], row["breakdown_iteration_s"]
+    wait = (row["breakdown_busy_max_s"] - slowest) / iteration
     # The ranks besides the slowest, so that its time is not in what all ranks compute.
-    ranks, slowest = one.step.ranks, times.useful_max_s
-    others = (ranks * times.useful_s - slowest) / (ranks - 1) if ranks > 1 else slowest
+    ranks, useful = one.size.world_size or 1, row["breakdown_compute_s"] + row["breakdown_host_s"]
+    others = (ranks * useful - slowest) / (ranks - 1) if ranks > 1 else slowest
     others = min(others or slowest, slowest)
     uneven = slowest / others
-    computation = own.computation * times.useful_s / others
-    grown = base.computation / computation - 1
-    rank, host = one.late
+    computation = own["computation"] * useful / others
+    grown = base["computation"] / computation - 1
+    rank, host = row.get("breakdown_late_rank"), row.get("breakdown_late_host")
     late = "the slowest rank" if rank is None else f"rank {rank}"
     late += f" on {host}" if host else ""
     words = {
-        "communication": f"exposed communication takes {1 - own.communication:.0%} of the step",
-        "random_balance": f"ranks slow in turn take {1 - own.random_balance:.0%} of the step",
+        "communication": f"exposed communication takes {1 - own['communication']:.0%} of the step",
+        "random_balance": f"ranks slow in turn take {1 - own['random_balance']:.0%} of the step",
         "data_wait": f"waiting for data takes {wait:.0%} of the step",
         "load_balance": f"{late} computes {uneven - 1:.0%} longer than the others",
         "computation": f"computing a sample takes {grown:.0%} more rank-seconds",
     }
-    shares = vars(own) | {"load_balance": base.load_balance / uneven, "computation": computation}
-    factors = {k: (shares[k] / getattr(base, k), text) for k, text in words.items()}
-    return Losses(one.first, factors)
+    shares = own | {"load_balance": base["load_balance"] / uneven, "computation": computation}
+    return {name: (shares[name] / base[name], text) for name, text in words.items()}
 
 
 def rows_of(results: Results, size: Size) -> list[Row]:

@@ -6,7 +6,7 @@ They stand in the sentence that says what to request, in the report and under th
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -22,29 +22,29 @@ from jobkit.analysis.collect.why import busy_clause
 from jobkit.analysis.findings.causes import base_of, differences, median_of, rows_of, values_of
 from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.scaling.spread import tail
-from jobkit.analysis.tables.frames import Row, records
+from jobkit.analysis.tables.frames import records
 from jobkit.analysis.tables.text import counted, counted_ranks, say_accuracy
 from jobkit.outcome.state import UNDER_WAY
 
 BUSY = 0.5  # share of the time below which GPUs that compute no more are limited by the host
 _WAITING = 0.2  # share of the time that every size waits for data
-_ABOVE_IDEAL, _APART = 1.05, 0.2  # of an efficiency; of the repeats of a size
+_ABOVE_IDEAL = 1.05  # of an efficiency
 _UNSTEADY, _SURE = 0.04, 3.0  # change of the rate within a run; in standard errors
 _DRIFT, _CHANCE = 0.02, 0.01  # change of the rate over a study; p value of the slope
 _SLOW_NODE = 0.04  # how much slower runs on some nodes are
 _BY_CHANCE, _DRAWS, _MAX_DRAWN = 0.1, 200, 1000  # that slow runs have nodes of their own
-_FELL = 0.01  # of accuracy
+_FELL, _POINTS, _LOSS = 0.01, 0.005, 0.01  # of accuracy: to tune, worth a word; the same of a loss
 _SHOWN = 4
-INFERRED = "inferred"  # of the work of a step: nobody has stated it
+_INFERRED = "inferred"  # of the work of a step: nobody has stated it
 _SOURCES = {
     "auto": "measured by the start-up hook",
     "meter": "measured by the meter",
     METRIC_LINES: "read from [METRIC] lines",
     WALL_TIME: WALL_TIME,
     OF_EPOCHS: f"measured over {OF_EPOCHS}",
-} | {
-    name: f"measured by the adapter for {name.capitalize()}"
-    for name in ("lightning", "transformers", "accelerate")
+    "lightning": "measured by the adapter for Lightning",
+    "transformers": "measured by the adapter for Transformers",
+    "accelerate": "measured by the adapter for Accelerate",
 }
 
 
@@ -60,26 +60,22 @@ class Caveat:
 def caveats(results: Results, unit: str, request: Size | None = None) -> list[Caveat]:
     """The caveats of a study, the gravest first; request: the size that is recommended."""
     series = request.series if request else None
-    compared = [s for s in results.sizes if s.efficiency and series in (None, s.series)]
-    slow = _slow_nodes(results, request)
-    busy = busy_clause(results.rows[run] for size in results.sizes for run in size.ok_runs)
-    lines = [
-        *([Caveat(busy, doubts=True, first=True)] if busy else []),
-        *_idle(results, compared, unit),
-        *_failed(results, series, unit),
-        *_learning(results, compared, unit),
+    own = [s for s in results.sizes if series in (None, s.series)]
+    compared = [s for s in own if s.efficiency]
+    slow = list(_slow_nodes(results, request))
+    return [
+        *_before_all(results, compared, unit),
+        *_failed(results, own, series is None, unit),
+        *_accuracy(results, compared, unit),
         *slow,
         *_different(results, compared, unit),
         *_unsteady(results),
-        *_drift(results),
-        *_in_order(results, compared),
-        *_shared_nodes(results),
-        *_same_nodes(results, compared),
+        *_drift(results, compared),
+        *_nodes(results, compared),
         *_few(results, compared, unit),
-        *(_outlying(results, series) if not slow else []),
-        *_inferred(results),
+        *(_outlying(own) if not slow else ()),
+        *_inferred(results.runs),
     ]
-    return list(dict.fromkeys(lines))
 
 
 def where(size: Size, unit: str) -> str:
@@ -89,47 +85,38 @@ def where(size: Size, unit: str) -> str:
     return f"{counted_ranks(count or size.world_size or 0, unit)}{on}"
 
 
-def _noun(unit: str) -> str:
-    return "GPUs" if unit == "GPUs" else "ranks"
-
-
-def _idle(results: Results, compared: Sequence[Size], unit: str) -> list[Caveat]:
-    """Data that every size waits for, and GPUs that are idle."""
-    waits = [_wait(rows_of(results, size)) for size in compared]
-    known_waits = [wait for wait in waits if wait is not None]
-    if known_waits and len(known_waits) == len(waits) and min(known_waits) >= _WAITING:
-        low, high = f"{min(known_waits):.0%}", f"{max(known_waits):.0%}"
-        share = low if low == high else f"{low} to {high}"
-        return [
-            Caveat(f"every size waits for data {share} of the time: mend that first", first=True)
-        ]
+def _before_all(results: Results, compared: Sequence[Size], unit: str) -> Iterator[Caveat]:
+    """A machine that others used, data that every size waits for, and GPUs that are idle."""
+    if busy := busy_clause(results.rows[run] for size in results.sizes for run in size.ok_runs):
+        yield Caveat(busy, doubts=True, first=True)
+    waits = []
+    for rows in (rows_of(results, size) for size in compared):
+        share, whole = median_of(rows, "data_wait_share"), median_of(rows, "breakdown_iteration_s")
+        if share is None and whole:
+            share = (median_of(rows, "breakdown_data_wait_s") or 0.0) / whole
+        waits.append(share or 0.0)  # of the runs of a size, as far as it was measured
     known = [s for s in compared if s.gpu_busy is not None]
     worst = min(known, key=lambda s: s.gpu_busy or 0, default=None)
-    if worst is None or (worst.gpu_busy or 0) >= BUSY:
-        return []
-    text = f"the host is the limit: {where(worst, unit)} are busy {worst.gpu_busy:.0%} of the time"
-    return [Caveat(text.replace("1 GPU are", "1 GPU is"), first=True)]
+    if waits and min(waits) >= _WAITING:
+        ends = dict.fromkeys(f"{end:.0%}" for end in (min(waits), max(waits)))
+        text = f"every size waits for data {' to '.join(ends)} of the time: mend that first"
+        yield Caveat(text, first=True)
+    elif worst and (worst.gpu_busy or 0) < BUSY:
+        text = (
+            f"the host is the limit: {where(worst, unit)} are busy {worst.gpu_busy:.0%} of the time"
+        )
+        yield Caveat(text.replace("1 GPU are", "1 GPU is"), first=True)
 
 
-def _wait(rows: Sequence[Row]) -> float | None:
-    """The share of the time that the runs of a size wait for data, as far as it was measured."""
-    if (share := median_of(rows, "data_wait_share")) is not None:
-        return share
-    wait, whole = median_of(rows, "breakdown_data_wait_s"), median_of(rows, "breakdown_iteration_s")
-    return None if wait is None or not whole else wait / whole
-
-
-def _failed(results: Results, series: str | None, unit: str) -> list[Caveat]:
-    """The size of the series of which most runs failed, and why."""
-    bad = [s for s in results.sizes if s.not_ok and series in (None, s.series)]
-    if not bad:
-        return []
-    worst = max(bad, key=lambda s: (len(s.not_ok) / s.runs_planned, s.world_size or 0))
-    of = f" with {worst.series}" if series is None else ""
-    count = f"{len(worst.not_ok)} of {worst.runs_planned} runs"
-    verb = outcome_of(results, worst)
-    verb = verb if verb.startswith("failed") else f"are {verb}"
-    return [Caveat(f"on {where(worst, unit)}{of} {count} {verb}")]
+def _failed(results: Results, own: Sequence[Size], named: bool, unit: str) -> Iterator[Caveat]:
+    """The size of which most runs failed, and why."""
+    if bad := [s for s in own if s.not_ok]:
+        worst = max(bad, key=lambda s: (len(s.not_ok) / s.runs_planned, s.world_size or 0))
+        of = f" with {worst.series}" if named else ""
+        verb = outcome_of(results, worst)
+        verb = verb if verb.startswith("failed") else f"are {verb}"
+        count = f"{len(worst.not_ok)} of {worst.runs_planned} runs"
+        yield Caveat(f"on {where(worst, unit)}{of} {count} {verb}")
 
 
 def outcome_of(results: Results, size: Size) -> str:
@@ -146,159 +133,156 @@ def reason_of(results: Results, size: Size) -> str:
     for name in ("world_size", "nodes"):
         same &= (runs[name] == getattr(size, name)).fillna(False)
     bad = runs[same & ~runs["status"].isin(["ok", *UNDER_WAY])]
-    reasons = bad["reason"].fillna(bad["status"]) if "reason" in bad else bad["status"]
+    reasons = bad["reason"].fillna(bad["status"])
     text = str(reasons.mode().iloc[0]) if len(reasons) else size.not_ok[0]
     text = re.sub(r"^(rank \d+: )?([\w.]*(Error|Exception): )?", "", text).split(". ")[0].strip()
     return text if len(text) <= 50 else f"{text[:47].rsplit(' ', 1)[0]} ..."
 
 
-def _learning(results: Results, compared: Sequence[Size], unit: str) -> list[Caveat]:
+@dataclass(frozen=True)
+class Change:
+    """What a loss or an accuracy does from the smallest to the largest size of a series."""
+
+    before: float
+    after: float
+    size: Size  # the largest one
+    matters: bool  # worth a word, and no repeat of one size is within those of the other
+    once: bool  # whether a size has one run
+
+    @property
+    def fell(self) -> float:
+        return self.before - self.after
+
+
+def changes(results: Results, sizes: Sequence[Size], column: str) -> list[Change]:
+    """The change of a column in each series whose ends were trained for as many epochs."""
+    found = []
+    for name in dict.fromkeys(s.series for s in sizes if not s.note):
+        own = [s for s in sizes if s.series == name and s.ok_runs and s.world_size]
+        if not own or own[0].world_size == own[-1].world_size:
+            continue
+        ends = [rows_of(results, size) for size in (own[0], own[-1])]
+        epochs = {tuple(values_of(rows, "epochs_done")) for rows in ends}
+        small, large = ([r[column] for r in rows if r.get(column) is not None] for rows in ends)
+        if small and large and len(epochs) == 1:
+            before, after = median(small), median(large)
+            least = _POINTS if column == "val_accuracy" else _LOSS * abs(before)
+            matters = differ(small, large) and abs(after - before) >= least
+            once = min(len(small), len(large)) == 1
+            found.append(Change(before, after, own[-1], matters, once))
+    return found
+
+
+def differ(values: Sequence[float], others: Sequence[float]) -> bool:
+    """Whether the ranges of two sets of repeats do not overlap."""
+    return max(values) < min(others) or max(others) < min(values)
+
+
+def _accuracy(results: Results, compared: Sequence[Size], unit: str) -> Iterator[Caveat]:
     """An accuracy that falls by points from the smallest size on."""
-    for name in dict.fromkeys(s.series for s in compared):
-        own = [s for s in compared if s.series == name]
-        rows = [rows_of(results, s) for s in (own[0], own[-1])]
-        epochs = [values_of(r, "epochs_done") for r in rows]
-        small, large = (
-            [v for row in runs if (v := row.get("val_accuracy")) is not None] for runs in rows
-        )
-        if own[0] is own[-1] or not small or not large or epochs[0] != epochs[1]:
-            continue
-        if min(small) <= max(large) or median(small) - median(large) < _FELL:
-            continue
-        ends = f"{say_accuracy(median(small))} to {say_accuracy(median(large))}"
-        return [
-            Caveat(f"accuracy falls from {ends} on {own[-1].devices} {_noun(unit)}: tune first")
-        ]
-    return []
+    found = changes(results, compared, "val_accuracy")
+    if fallen := [c for c in found if c.matters and c.fell >= _FELL]:
+        ends = f"{say_accuracy(fallen[0].before)} to {say_accuracy(fallen[0].after)}"
+        noun = "GPUs" if unit == "GPUs" else "ranks"
+        yield Caveat(f"accuracy falls from {ends} on {fallen[0].size.devices} {noun}: tune first")
 
 
-def _slow_nodes(results: Results, request: Size | None) -> list[Caveat]:
-    """Nodes that are in slow runs only: the rates of a size split in two where they take part."""
-    rows = _rated(results, "node_list")
-    logs, nodes = list[float](), list[set[str]]()
-    groups = defaultdict[Any, list[int]](list)
-    for size, row, rate in rows:
-        groups[size.place].append(len(logs))
-        logs.append(math.log(rate))
-        nodes.append({n for n in str(row["node_list"]).split(",") if n})
-    rest = np.array(logs)
-    for members in groups.values():
-        rest[members] -= rest[members].max()
-    repeated = [i for members in groups.values() if len(members) > 1 for i in members]
-    order = sorted(rest[i] for i in repeated)
-    gaps = [(high - low, low) for low, high in pairwise(order)]
-    if not gaps or max(gaps)[0] < _SLOW_NODE / 2:
-        return []
-    limit = max(gaps)[1]
-    slow = [i for i in repeated if rest[i] <= limit]
-    fast = [i for i in repeated if rest[i] > limit]
-    only = _exclusive(nodes, slow, fast)
-    if len(slow) < 2 or not all(nodes[i] & only for i in slow):
-        return []
-    if _by_chance(nodes, groups.values(), slow) > _BY_CHANCE:
-        return []
-    drop = -math.expm1(median(rest[i] for i in slow) - median(rest[i] for i in fast))
-    if drop < _SLOW_NODE:
-        return []
-    kept = {row["run_id"] for (_, row, _), of in zip(rows, nodes, strict=True) if not of & only}
-    text = f"runs on {_some(sorted(only))} are {drop:.0%} slower"
-    alone = _efficiency_of(results, request, kept)
-    text += f": without them parallel efficiency is {alone:.0%}" if alone else ""
-    return [Caveat(text, doubts=True)]
-
-
-def _exclusive(nodes: Sequence[set[str]], slow: Sequence[int], fast: Sequence[int]) -> set[str]:
-    """The nodes of slow runs that no fast run had."""
-    return set[str]().union(*(nodes[i] for i in slow)) - set[str]().union(*(nodes[i] for i in fast))
-
-
-def _by_chance(
-    nodes: Sequence[set[str]], groups: Iterable[Sequence[int]], slow: Sequence[int]
-) -> float:
-    """How often as many slow runs of each size, drawn by lot, would have nodes of their own."""
-    generator, hits = np.random.default_rng(0), 0
-    repeated = [members for members in groups if len(members) > 1]
-    if len(nodes) > _MAX_DRAWN:  # of so many runs none has nodes of its own by chance
-        return 0.0
-    for _ in range(_DRAWS):
-        drawn = {
-            int(i)
-            for members in repeated
-            for i in generator.choice(members, len({*members} & {*slow}), replace=False)
-        }
-        others = [i for members in repeated for i in members if i not in drawn]
-        only = _exclusive(nodes, [*drawn], others)
-        hits += all(nodes[i] & only for i in drawn)
-    return hits / _DRAWS
-
-
-def _efficiency_of(results: Results, size: Size | None, kept: set[str]) -> float | None:
-    """The efficiency of a size by some of the runs; None where they are not on both sizes."""
-    base = base_of(results, size)
-    if size is None or base is None or not size.devices or not base.devices:
-        return None
-    own, other = (
-        [x for run, x in zip(s.rated_runs, s.rates, strict=True) if run in kept]
-        for s in (size, base)
-    )
-    return median(own) / median(other) * base.devices / size.devices if own and other else None
-
-
-def _rated(results: Results, *names: str) -> list[tuple[Size, dict[str, Any], float]]:
-    """The runs of all sizes with a rate and these columns."""
+def _rated(results: Results, name: str) -> list[tuple[Size, Any, float]]:
+    """The runs of all sizes with a rate and a value in a column: the value, and the rate's log."""
     return [
-        (size, row, rate)
+        (size, value, math.log(rate))
         for size in results.sizes
         for run, rate in zip(size.rated_runs, size.rates, strict=True)
-        if rate > 0 and all((row := results.rows[run]).get(name) is not None for name in names)
+        if rate > 0 and (value := results.rows[run].get(name)) is not None
     ]
 
 
-def _different(results: Results, compared: Sequence[Size], unit: str) -> list[Caveat]:
-    """Devices, commits, drivers or clocks that differ between a size and its base."""
+def _by_size(rated: Sequence[tuple[Size, Any, float]]) -> dict[Any, list[int]]:
+    """The places of the runs of each size."""
+    groups = defaultdict[Any, list[int]](list)
+    for i, (size, _, _) in enumerate(rated):
+        groups[size.place].append(i)
+    return groups
+
+
+def _slow_nodes(results: Results, request: Size | None) -> Iterator[Caveat]:
+    """Nodes that are in slow runs only: the rates of a size split in two where they take part."""
+    rated = _rated(results, "node_list")
+    nodes = [set(filter(None, value.split(","))) for _, value, _ in rated]
+    groups = [own for own in _by_size(rated).values() if len(own) > 1]
+    rest = {i: rated[i][2] - max(rated[j][2] for j in own) for own in groups for i in own}
+    order = sorted(rest, key=lambda i: rest[i])
+    gaps = [(rest[b] - rest[a], i) for i, (a, b) in enumerate(pairwise(order), 1)]
+    gap, first = max(gaps, default=(0.0, 0))  # of the fast runs
+    slow, fast = order[:first], order[first:]
+
+    def exclusive(slow: Sequence[int]) -> set[str]:
+        """The nodes of slow runs that no other has; none unless each slow run has one."""
+        fast = set[str]().union(*(nodes[i] for i in rest if i not in {*slow}))
+        only = set[str]().union(*(nodes[i] for i in slow)) - fast
+        return only if all(nodes[i] & only for i in slow) else set()
+
+    only = exclusive(slow)
+    if gap < _SLOW_NODE / 2 or len(slow) < 2 or not only:
+        return
+    drop = -math.expm1(median(rest[i] for i in slow) - median(rest[i] for i in fast))
+    # How often as many slow runs of each size, drawn by lot, would have nodes of their own.
+    lot, hits = np.random.default_rng(0), 0
+    for _ in range(_DRAWS if len(rest) <= _MAX_DRAWN else 0):
+        drawn = (lot.choice(own, len({*own} & {*slow}), replace=False) for own in groups)
+        hits += bool(exclusive([int(i) for part in drawn for i in part]))
+    if drop < _SLOW_NODE or hits > _BY_CHANCE * _DRAWS:
+        return
+    text = f"runs on {_some(sorted(only))} are {drop:.0%} slower"
+    base, kept = base_of(results, request), [not of & only for of in nodes]
+    sound = [
+        [rate for (s, _, rate), keep in zip(rated, kept, strict=True) if keep and s is size]
+        for size in (request, base)
+    ]
+    if request and base and all(sound):
+        ratio = math.exp(median(sound[0]) - median(sound[1])) * (base.devices or 0)
+        text += f": without them parallel efficiency is {ratio / (request.devices or 1):.0%}"
+    yield Caveat(text, doubts=True)
+
+
+def _different(results: Results, compared: Sequence[Size], unit: str) -> Iterator[Caveat]:
+    """Devices, commits, drivers or clocks that differ between a size and its base, or within it."""
     for size in sorted(compared, key=lambda s: -(s.world_size or 0)):
         base = base_of(results, size)
         if base is None or base == size:
             continue
-        found = [text for text in differences(results, size, base) if text.endswith(")")]
-        if found:
-            return [Caveat(f"{where(size, unit)} had {' and '.join(found[:2])}", doubts=True)]
-    mixed = [
-        f"runs of one size differ in {name.replace('_', ' ')}"
-        for name in ("device", "git_commit", "driver_version")
-        for size in compared
-        if len(values_of(rows_of(results, size), name)) > 1
-    ]
-    return [Caveat(text, doubts=True) for text in dict.fromkeys(mixed)]
+        if found := [t for t in differences(results, size, base) if t.endswith(")")]:
+            yield Caveat(f"{where(size, unit)} had {' and '.join(found[:2])}", doubts=True)
+            return
+    for name in ("device", "git_commit", "driver_version"):
+        if any(len(values_of(rows_of(results, size), name)) > 1 for size in compared):
+            text = f"runs of one size differ in {name.replace('_', ' ')}"
+            yield Caveat(text, doubts=True)
 
 
-def _unsteady(results: Results) -> list[Caveat]:
+def _unsteady(results: Results) -> Iterator[Caveat]:
     """Rates that rise or fall within the runs: a warm-up left in, or clocks that fall."""
-    fits = defaultdict[Any, list[tuple[float, float]]](list)  # change over a run, weight
     squares, free, curves = 0.0, 0, _curves(results)
+    slopes = defaultdict[Any, list[tuple[float, float]]](list)  # change over a run, weight
     for size in results.sizes:
         for rates in (curves.get(run, []) for run in size.ok_runs):
             if len(rates) < 3:
                 continue
-            logs, at = np.log(rates), np.linspace(-0.5, 0.5, len(rates))
-            weight = float((at**2).sum())
-            change = float((at * logs).sum()) / weight
-            squares += float(((logs - logs.mean() - change * at) ** 2).sum())
-            free += len(rates) - 2
-            fits[size.place].append((change, weight))
-    changes = []
-    for own in fits.values():
+            at = np.linspace(-0.5, 0.5, len(rates))
+            (change, _), rest, *_ = np.polyfit(at, np.log(rates), 1, full=True)
+            squares, free = squares + float(rest.sum()), free + len(rates) - 2
+            slopes[size.place].append((float(change), float((at**2).sum())))
+    changed = []
+    for own in slopes.values():
         middle, weight = median(change for change, _ in own), sum(weight for _, weight in own)
         error = math.sqrt(squares / free / weight)
-        same = all(change * middle > 0 for change, _ in own)
-        if same and abs(middle) > max(_UNSTEADY, _SURE * error):
-            changes.append(math.expm1(middle))
-    if not changes:
-        return []
-    largest = max(changes, key=abs)
-    verb, why = ("rise", "a warm-up") if largest > 0 else ("fall", "falling clocks")
-    text = f"rates still {verb} by {abs(largest):.0%} within runs, as in {why}: train longer"
-    return [Caveat(text, doubts=True)]
+        if all(c * middle > 0 for c, _ in own) and abs(middle) > max(_UNSTEADY, _SURE * error):
+            changed.append(math.expm1(middle))
+    if changed:
+        largest = max(changed, key=abs)
+        verb, why = ("rise", "a warm-up") if largest > 0 else ("fall", "falling clocks")
+        text = f"rates still {verb} by {abs(largest):.0%} within runs, as in {why}: train longer"
+        yield Caveat(text, doubts=True)
 
 
 def _curves(results: Results) -> dict[str, list[float]]:
@@ -318,138 +302,100 @@ def _curves(results: Results) -> dict[str, list[float]]:
     return curves
 
 
-def _drift(results: Results) -> list[Caveat]:
-    """Rates that change with the time of the start, among the repeats of the sizes."""
-    groups = defaultdict[Any, list[tuple[float, float]]](list)
-    for size, row, rate in _rated(results, "start_time_s"):
-        groups[size.place].append((float(row["start_time_s"]), math.log(rate)))
-    pairs = [
-        np.array(group) - np.mean(group, axis=0) for group in groups.values() if len(group) > 1
-    ]
-    free = sum(len(p) - 1 for p in pairs) - 1
-    if free < 3:
-        return []
-    times, logs = np.concatenate(pairs).T
-    spread = float((times**2).sum())
-    if not spread:
-        return []
-    slope = float((times * logs).sum()) / spread
-    error = math.sqrt(float(((logs - slope * times) ** 2).sum()) / free / spread)
-    starts = [t for group in groups.values() for t, _ in group]
-    change = slope * (max(starts) - min(starts))
-    if abs(change) < _DRIFT or (error and tail(abs(slope) / error, free) > _CHANCE):
-        return []
-    return [Caveat(f"rates drift by {math.expm1(change):+.0%} over the study", doubts=True)]
-
-
-def _in_order(results: Results, compared: Sequence[Size]) -> list[Caveat]:
-    """Sizes that ran one after the other, small ones first or last."""
-    spans, places = defaultdict[Any, list[float]](list), {s.place for s in compared}
-    for size, row, _ in _rated(results, "start_time_s"):
-        if size.place in places:
-            spans[size.world_size].append(float(row["start_time_s"]))
+def _drift(results: Results, compared: Sequence[Size]) -> Iterator[Caveat]:
+    """Rates that change with the time of the start, and sizes that ran one after the other."""
+    rated = _rated(results, "start_time_s")
+    runs = np.array([(float(start), rate) for _, start, rate in rated]).reshape(-1, 2)
+    groups = [own for own in _by_size(rated).values() if len(own) > 1]
+    free = sum(len(own) - 1 for own in groups) - 1
+    if free >= 3:
+        times, logs = np.concatenate([runs[own] - runs[own].mean(axis=0) for own in groups]).T
+        spread = float((times**2).sum()) or math.inf
+        slope = float((times * logs).sum()) / spread
+        error = math.sqrt(float(((logs - slope * times) ** 2).sum()) / free / spread)
+        change = slope * float(np.ptp(runs[:, 0]))
+        if abs(change) >= _DRIFT and (not error or tail(abs(slope) / error, free) <= _CHANCE):
+            yield Caveat(f"rates drift by {math.expm1(change):+.0%} over the study", doubts=True)
+    spans = defaultdict[Any, list[float]](list)
+    for size, start, _ in rated:
+        if size in compared:
+            spans[size.world_size].append(float(start))
     order = [spans[n] for n in sorted(spans)]
     rising = all(max(a) < min(b) for a, b in pairwise(order))
     falling = all(min(a) > max(b) for a, b in pairwise(order))
-    repeated = any(len(times) > 1 for times in order)
-    if len(order) < 3 or not repeated or not (rising or falling):
-        return []
-    return [Caveat("sizes ran in their order, so a drift looks like scaling: shuffle them", True)]
+    if len(order) > 2 and any(len(times) > 1 for times in order) and (rising or falling):
+        text = "sizes ran in their order, so a drift looks like scaling: shuffle them"
+        yield Caveat(text, doubts=True)
 
 
-def _same_nodes(results: Results, compared: Sequence[Size]) -> list[Caveat]:
-    """Repeats of each size on one set of nodes, where the sizes have different ones."""
-    lists, places = defaultdict[Any, list[str]](list), {s.place for s in compared}
-    for size, row, _ in _rated(results, "node_list"):
-        if size.place in places:
-            lists[size.place].append(",".join(sorted(str(row["node_list"]).split(","))))
-    repeated = [own for own in lists.values() if len(own) > 1]
-    if not repeated or any(len({*own}) > 1 for own in repeated):
-        return []
-    if len({own[0] for own in lists.values()}) < 2:
-        return []
-    text = "repeats shared their nodes: intervals are too narrow"
-    return [Caveat(text, doubts=True)]
-
-
-def _shared_nodes(results: Results) -> list[Caveat]:
-    """Runs of a study on Slurm that ran on the same node at the same time."""
+def _nodes(results: Results, compared: Sequence[Size]) -> Iterator[Caveat]:
+    """Runs that used a node at the same time; repeats on one set of nodes, another of each size."""
     needed = ["job_id", "node_list", "start_time_s", "end_time_s"]
     runs = results.runs[["run_id", "status", *needed]].dropna(subset=needed)
-    nodes, names, jobs = set[str](), set[str](), list[bool]()  # jobs: whether both are of one
-    ok = set(runs["run_id"][runs["status"] == "ok"])  # a failed run may have disturbed these
-    newest: dict[str, tuple[float, str, Any]] = {}  # by node: the latest end, and whose it is
+    newest: dict[str, tuple[float, str]] = {}  # by node: the latest end, and whose it is
+    nodes, disturbed = set[str](), set[str]()
     for run in records(runs.sort_values("start_time_s")):
         for node in set(run["node_list"].split(",")):
-            end, before, job = newest.get(node, (0.0, "", None))
-            disturbed = {before, run["run_id"]} & ok
-            if run["start_time_s"] < end and disturbed:
+            end, before = newest.get(node, (0.0, ""))
+            if run["start_time_s"] < end:
                 nodes.add(node)
-                names |= disturbed
-                jobs.append(job == run["job_id"])
-            own = run["end_time_s"], run["run_id"], run["job_id"]
-            newest[node] = max((end, before, job), own, key=lambda last: last[0])
-    if not names:
-        return []
-    advice = ["--exclusive"] * (not all(jobs)) + ["--max-running 1"] * any(jobs)
-    text = f"{counted(len(names), 'run')} shared nodes ({_some(sorted(nodes))}) with others: use "
-    return [Caveat(f"{text}{' and '.join(advice)}", doubts=True)]
+                disturbed |= {before, run["run_id"]}
+            newest[node] = max((end, before), (run["end_time_s"], run["run_id"]))
+    disturbed &= set(runs["run_id"][runs["status"] == "ok"])  # a failed run may be the other one
+    if disturbed:
+        text = f"{counted(len(disturbed), 'run')} shared nodes ({_some(sorted(nodes))}) with others"
+        yield Caveat(f"{text}: use --exclusive or --max-running 1", doubts=True)
+    rated = [r for r in _rated(results, "node_list") if r[0] in compared]
+    lists = [
+        [",".join(sorted(rated[i][1].split(","))) for i in own] for own in _by_size(rated).values()
+    ]
+    same = all(len({*own}) == 1 for own in lists) and any(len(own) > 1 for own in lists)
+    if same and len({own[0] for own in lists}) > 1:
+        yield Caveat("repeats shared their nodes: intervals are too narrow", doubts=True)
 
 
-def _few(results: Results, compared: Sequence[Size], unit: str) -> list[Caveat]:
+def _few(results: Results, compared: Sequence[Size], unit: str) -> Iterator[Caveat]:
     """Sizes of one run, and an efficiency above ideal."""
-    lines = []
     base = base_of(results, compared[-1]) if compared else None
-    apart = max((max(s.rates) / min(s.rates) - 1 for s in compared if s.rates), default=0)
-    if apart > _APART:
-        lines.append(Caveat(f"repeats differ by up to {apart:.0%}"))
     if base and len(base.rates) == 1:
-        once = all(len(s.rates) < 2 for s in compared)
-        text = (
-            "one run a size: differences may be chance"
-            if once
-            else (f"the base, {where(base, unit)}, is one run: repeat it")
-        )
-        lines.append(Caveat(text))
+        if all(len(s.rates) < 2 for s in compared):
+            yield Caveat("one run a size: differences may be chance")
+        else:
+            yield Caveat(f"the base, {where(base, unit)}, is one run: repeat it")
     several = [s for s in compared if (s.devices or 0) > 1]
     top = max(several, key=lambda s: s.efficiency or 0, default=None)
     if top and base and (top.efficiency or 0) > _ABOVE_IDEAL:
         text = f"{top.efficiency:.0%} on {where(top, unit)} is above ideal: repeat the base, "
-        lines.append(Caveat(f"{text}{where(base, unit)}"))
-    return lines
+        yield Caveat(f"{text}{where(base, unit)}")
 
 
-def _outlying(results: Results, series: str | None) -> list[Caveat]:
+def _outlying(sizes: Sequence[Size]) -> Iterator[Caveat]:
     """Runs far from the median of their size: one far above may be the only sound one."""
-    found = []
-    for size in results.sizes:
-        names = size.outliers.split(", ") if size.outliers and series in (None, size.series) else []
-        shares = zip(size.rated_runs, size.rates, strict=True)
-        found += [f"{r} {x / median(size.rates) - 1:+.0%}" for r, x in shares if r in names]
-    if not found:
-        return []
-    return [Caveat(f"{counted(len(found), 'outlier')} among the repeats ({_some(found)})")]
+    found = [
+        f"{run} {rate / median(size.rates) - 1:+.0%}"
+        for size in sizes
+        for run, rate in zip(size.rated_runs, size.rates, strict=True)
+        if run in (size.outliers or "").split(", ")
+    ]
+    if found:
+        yield Caveat(f"{counted(len(found), 'outlier')} among the repeats ({_some(found)})")
 
 
-def _inferred(results: Results) -> list[Caveat]:
+def _inferred(runs: pd.DataFrame) -> Iterator[Caveat]:
     """A rate of samples that nobody has stated."""
-    ok = results.runs["status"] == "ok"
-    known = results.runs.loc[ok, ["throughput", "work_source"]].dropna(subset=["throughput"])
-    own = known[known["work_source"] == INFERRED]
-    if own.empty:
-        return []
-    of = "" if len(own) == len(known) else f" in {len(own)} of {len(known)} runs"
-    return [Caveat(f"samples are inferred from the batches{of}: state --work-per-step")]
+    known = runs[(runs["status"] == "ok") & runs["throughput"].notna()]["work_source"].dropna()
+    if count := int((known == _INFERRED).sum()):
+        of = "" if count == len(known) else f" in {count} of {len(known)} runs"
+        yield Caveat(f"samples are inferred from the batches{of}: state --work-per-step")
 
 
 def rate_sources(runs: pd.DataFrame) -> list[str]:
     """What measured the runs' rates, each source once, and whether the samples are inferred."""
-    known = runs.dropna(subset=["throughput_source"])
     texts = []
-    for source, own in known.groupby("throughput_source", sort=True):
+    for source, own in runs.groupby("throughput_source", sort=True):
+        inferred = bool((own["work_source"] == _INFERRED).any())
         words = _SOURCES.get(str(source), f"read by {source}")
-        inferred = (own["work_source"] == INFERRED).any()
-        texts.append(words + (", samples inferred from the batches" if inferred else ""))
+        texts.append(words + ", samples inferred from the batches" * inferred)
     return texts
 
 

@@ -4,13 +4,21 @@ What to request, the fastest, where efficiency falls and why, what learning and 
 many runs are ok. A line that has nothing to say is left out.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from statistics import median
 
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.findings.causes import base_of, cause_of
-from jobkit.analysis.findings.conditions import Caveat, caveats, outcome_of, reason_of, where
+from jobkit.analysis.findings.causes import base_of, cause_of, values_of
+from jobkit.analysis.findings.conditions import (
+    Caveat,
+    caveats,
+    changes,
+    differ,
+    outcome_of,
+    reason_of,
+    where,
+)
 from jobkit.analysis.scaling.scaling import (
     FASTER,
     comparable_at,
@@ -26,8 +34,11 @@ LEAST = 0.8  # the parallel efficiency that a size to request must have
 MAX_WORDS = 100
 _MIN_CAVEATS = 2  # that stand in the first line however long the others are
 _SHOWN = 3  # series
-_POINTS, _LOSS = 0.005, 0.01
 _SHORT_S = 0.001  # below it, what an epoch costs is no help
+_MEASURES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "val_loss": ("loss", "{:.4g}".format),
+    "val_accuracy": ("accuracy", say_accuracy),
+}
 
 
 def verdict(results: Results, unit: str, least: float = LEAST) -> list[str]:
@@ -37,37 +48,43 @@ def verdict(results: Results, unit: str, least: float = LEAST) -> list[str]:
         why = {reason_of(results, s) for s in results.sizes if s.not_ok}
         text = f" ({why.pop()})" if len(why) == 1 else ""
         return [f"Nothing was measured: no successful run has a rate{text}.", _runs(results, unit)]
-    kinds = list(dict.fromkeys(map(_kind, measured)))
-    firsts = [
-        _request(results, [s for s in measured if _kind(s) == kind], unit, least) for kind in kinds
+    kinds = defaultdict[tuple[str, str], list[Size]](list)
+    for size in measured:
+        kinds[_kind(size)].append(size)
+    firsts = [_request(results, sizes, unit, least) for sizes in kinds.values()]
+    fastest = [_fastest(results, sizes, unit, least) for sizes in kinds.values()]
+    titles = [f"{scaling or of}: " if len(kinds) > 1 else "" for scaling, of in kinds]
+    parts = [f"{title}{text}" for title, text in zip(titles, fastest, strict=True) if text]
+    others = [
+        f"Fastest: {'. '.join(parts)}." if parts else "",
+        _limits(results, measured, unit, least),
+        _learning(results, unit, firsts[0][1]),
+        _runs(results, unit),
     ]
-    start = [*_fastest(results, measured, unit, least), *_limits(results, measured, unit, least)]
-    told = any(c.text.startswith("accuracy falls") for _, doubts in firsts for c in doubts)
-    for memory in (_memory(results, unit), ""):  # which has a figure: the first to go
-        others = [*start, *_learning(results, unit, told, memory), _runs(results, unit)]
-        texts = [*others, *(text for text, _ in firsts)]
-        texts += [c.text for _, doubts in firsts for c in doubts[:_MIN_CAVEATS]]
-        words = sum(len(line.split()) for line in texts)
-        if words <= MAX_WORDS:
-            break
+    texts = [*others, *(text for text, _ in firsts)]
+    texts += [c.text for _, doubts in firsts for c in doubts[:_MIN_CAVEATS]]
+    words = sum(len(line.split()) for line in texts)
+    memory = _memory(results, unit)
+    if words + len(memory.split()) <= MAX_WORDS:  # it has a figure, and is the first to go
+        words += len(memory.split())
+        others[2] = f"{others[2]} {memory}".strip()
     lines = []
-    for (text, doubts), kind in zip(firsts, kinds, strict=True):
-        clauses = list[str]()
-        before = " ".join(f"{c.text[0].upper()}{c.text[1:]}." for c in doubts if c.first)
+    for (text, doubts), title in zip(firsts, titles, strict=True):
+        before, clauses = "", [text]
         for i, caveat in enumerate(doubts):
             words += len(caveat.text.split()) if i >= _MIN_CAVEATS else 0
-            if not caveat.first and (i < _MIN_CAVEATS or words <= MAX_WORDS):
+            if caveat.first:
+                before += f"{caveat.text[0].upper()}{caveat.text[1:]}. "
+            elif i < _MIN_CAVEATS or words <= MAX_WORDS:
                 clauses.append(caveat.text)
-        title = f"{kind[0] or kind[1]}: " if len(kinds) > 1 else ""
-        lines.append(f"{title}{f'{before} ' if before else ''}{'; '.join([text, *clauses])}.")
-    return [" ".join(lines), *others]
+        lines.append(f"{title}{before}{'; '.join(clauses)}.")
+    return [" ".join(lines), *filter(None, others)]
 
 
 def request_of(results: Results, least: float = LEAST) -> Size | None:
     """The size to request, of the kind of scaling that was measured first."""
     measured = [s for s in results.sizes if s.throughput is not None]
-    of_kind = [s for s in measured if _kind(s) == _kind(measured[0])]
-    return size_to_request(of_kind, least)
+    return _size_to_request([s for s in measured if _kind(s) == _kind(measured[0])], least)
 
 
 def _kind(size: Size) -> tuple[str, str]:
@@ -75,16 +92,16 @@ def _kind(size: Size) -> tuple[str, str]:
     return size.scaling or "", size.throughput_unit
 
 
-def size_to_request(sizes: Sequence[Size], least: float) -> Size | None:
+def _size_to_request(sizes: Sequence[Size], least: float) -> Size | None:
     """Of each series its largest efficient size; the fastest of these. None where there is none.
 
-    sizes: of one kind of scaling, small ones first. The efficiency has to be least at every size
-    up to it, or beyond a dip be above least with its interval. A size counts only where most of
-    its runs are ok and no other series is faster on no more GPUs and nodes.
+    The efficiency has to be least at every size up to it, or beyond a dip be above least with its
+    interval. A size counts only where most of its runs are ok and no other series is faster on no
+    more GPUs and nodes.
     """
     found = []
     for name in dict.fromkeys(s.series for s in sizes):
-        line = [s for s in fewest_nodes(sizes, name) if s.efficiency is not None]
+        line = [s for s in _fewest_nodes(sizes, name) if s.efficiency is not None]
         others = [s for s in sizes if s.base_series == name and not s.is_base]
         if not line or (len(line) < 2 and line[0].is_base and not others):
             continue
@@ -115,7 +132,7 @@ def _is_faster(other: Size, size: Size) -> bool:
     return (low or 0) > (high or 0)
 
 
-def fewest_nodes(sizes: Sequence[Size], series: str) -> list[Size]:
+def _fewest_nodes(sizes: Sequence[Size], series: str) -> list[Size]:
     """The sizes of a series; of those with as many ranks, the one on the fewest nodes."""
     line: dict[int, Size] = {}
     for size in sizes:  # few nodes come first
@@ -128,7 +145,7 @@ def _request(
     results: Results, sizes: Sequence[Size], unit: str, least: float
 ) -> tuple[str, list[Caveat]]:
     """What to request, without a full stop, and the caveats that follow it."""
-    size = size_to_request(sizes, least)
+    size = _size_to_request(sizes, least)
     doubts = caveats(results, unit, size)
     if size is None:
         notes = [s.note for s in sizes if s.note and s.note.startswith("not compared")]
@@ -141,33 +158,30 @@ def _request(
     text = f"Request {where(size, unit)} with {size.series}"
     base = base_of(results, size)
     if base is None or size is base:
-        of_base = [s for s in sizes if s.base_series == size.series and not s.is_base]
         larger = [
             s
-            for s in of_base
-            if (s.devices or 0) > (size.devices or 0) and (s.efficiency or 0) < least
+            for s in sizes
+            if s.base_series == size.series and (s.devices or 0) > (size.devices or 0)
+            if (s.efficiency or 0) < least
         ]
         after = min(larger, key=lambda s: (s.devices or 0, -(s.efficiency or 0)), default=None)
-        if after is None:
-            return text, doubts
-        verb = "may have" if _unsure(after, least, doubts) else "have"
-        named = f" with {after.series}" if after.series != size.series else ""
-        text += f": {where(after, unit)}{named} {verb} less than {least:.0%} parallel efficiency"
-        if (after.devices or 0) > 2 * (size.devices or 0):
-            text += f"; nothing between {size.devices} and {after.devices} was measured"
+        if after is not None:
+            verb = "may have" if _unsure(after, least, doubts) else "have"
+            named = f" with {after.series}" if after.series != size.series else ""
+            text += (
+                f": {where(after, unit)}{named} {verb} less than {least:.0%} parallel efficiency"
+            )
         return text, doubts
-    over = (
-        where(base, unit) if base.series == size.series else f"{base.series} on {where(base, unit)}"
-    )
+    same = base.series == size.series
+    over = where(base, unit) if same else f"{base.series} on {where(base, unit)}"
     text += f": {size.speed_up:.3g} times {over}, parallel efficiency {_share(size, least)}"
     if size.mean_time_s is not None and size.mean_time_s >= _SHORT_S:
         text += (
             f", {size.mean_time_s:.3g} s and {size.node_hours:.2g} node-hours per {size.time_of}"
         )
     if _unsure(size, least, doubts) and (size.efficiency_low or 0) <= least:
-        small = f"{base.devices} and " if base.series == size.series else ""
-        undecided = f"undecided: repeat {small}{_short(size, unit)}"
-        doubts = [Caveat(undecided), *doubts]
+        small = f"{base.devices} and " if same else ""
+        doubts = [Caveat(f"undecided: repeat {small}{_short(size, unit)}"), *doubts]
     return text, doubts
 
 
@@ -193,33 +207,29 @@ def _unsure(size: Size, least: float, doubts: Sequence[Caveat]) -> bool:
     return ends is None or ends[0] <= least <= ends[1] or any(c.doubts for c in doubts)
 
 
-def _fastest(results: Results, measured: Sequence[Size], unit: str, least: float) -> list[str]:
-    """The fastest size of each kind, and the series that may be as fast on as many GPUs."""
-    pool, parts = spread_of(results.sizes), []
-    together = [[results.rows[run].get("ranks_together") for run in s.ok_runs] for s in measured]
-    measured = [s for s, seen in zip(measured, together, strict=True) if "none" not in seen]
-    kinds = list(dict.fromkeys(map(_kind, measured)))
-    for kind in kinds:
-        sizes = [s for s in measured if _kind(s) == kind]
-        sizes = [s for s in sizes if s.efficiency is not None] or sizes
-        best = max(sizes, key=lambda s: s.throughput or 0)
-        text = f"{best.series} on {_short(best, unit)}, {rounded(best.throughput or 0)} "
-        text += best.throughput_unit
-        if best.efficiency is not None and not best.is_base:
-            text += f" at {_percent(best.efficiency, least)} efficiency"
-        text += _of_few(best)
-        same = [s for s in sizes if comparable_at(s) == comparable_at(best) and s is not best]
-        smaller = [
-            s for s in sizes if s.series == best.series and (s.devices or 0) < (best.devices or 0)
-        ]
-        near = [s for s in same if (s.throughput or 0) * FASTER > (best.throughput or 0)]
-        equal = [s.series for s in same if may_be_equal(best, s, pool)] if pool else []
-        equal = equal if pool else [s.series for s in near]
-        equal += [_short(s, unit) for s in smaller[-1:] if pool and may_be_equal(best, s, pool)]
-        text += f"; {_list(equal)} may be as fast" if equal else ""
-        title = f"{kind[0] or kind[1]}: " if len(kinds) > 1 else ""
-        parts.append(f"{title}{text}")
-    return [f"Fastest: {'. '.join(parts)}."] if parts else []
+def _fastest(results: Results, sizes: Sequence[Size], unit: str, least: float) -> str:
+    """The fastest size, and the series and sizes that may be as fast; copies are none of them."""
+    pool = spread_of(results.sizes)
+    rows = ([results.rows[run] for run in size.ok_runs] for size in sizes)
+    copies = [values_of(own, "ranks_together") == ["none"] for own in rows]
+    sizes = [s for s, copied in zip(sizes, copies, strict=True) if not copied]
+    sizes = [s for s in sizes if s.efficiency is not None] or sizes
+    if not sizes:
+        return ""
+    best = max(sizes, key=lambda s: s.throughput or 0)
+    rate = best.throughput or 0
+    text = f"{best.series} on {_short(best, unit)}, {rounded(rate)} {best.throughput_unit}"
+    if best.efficiency is not None and not best.is_base:
+        text += f" at {_percent(best.efficiency, least)} efficiency"
+    text += _of_few(best)
+    same = [s for s in sizes if comparable_at(s) == comparable_at(best) and s is not best]
+    own = [s for s in sizes if s.series == best.series and (s.devices or 0) < (best.devices or 0)]
+    if pool:
+        equal = [s.series for s in same if may_be_equal(best, s, pool)]
+        equal += [_short(s, unit) for s in own[-1:] if may_be_equal(best, s, pool)]
+    else:
+        equal = [s.series for s in same if (s.throughput or 0) * FASTER > rate]
+    return text + (f"; {_list(equal)} may be as fast" if equal else "")
 
 
 def _of_few(size: Size) -> str:
@@ -234,41 +244,37 @@ def _list(names: Sequence[str]) -> str:
     return " and ".join(names) if len(names) < 3 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _limits(results: Results, measured: Sequence[Size], unit: str, least: float) -> list[str]:
+def _limits(results: Results, measured: Sequence[Size], unit: str, least: float) -> str:
     """Where efficiency falls below the threshold, and why; else how far it was seen to hold."""
     falls, holds = list[Size](), list[Size]()
     for name in dict.fromkeys(s.series for s in measured):
-        line = [s for s in fewest_nodes(measured, name) if s.efficiency is not None]
+        line = [s for s in _fewest_nodes(measured, name) if s.efficiency is not None]
         line = [s for s in line if (s.devices or 0) > 1]  # one is compared, and does not scale
         below = next((s for s in line if (s.efficiency or 0) < least), None)
         if below is not None:
             falls.append(below)
         elif line and not line[-1].is_base:
             holds.append(line[-1])
-    if not falls and not holds:
-        return []
-    doubts = caveats(results, unit)
+    if not (shown := falls or holds):
+        return ""
     request = request_of(results, least)
-    shown = falls or holds
     own = next((s for s in shown if request and s.series == request.series), shown[0])
-    unsure = _unsure(own, least, doubts)
-    several = len({s.series for s in measured}) > 1
-    others: dict[int | None, list[str]] = {own.devices: []}
-    for size in shown:
-        if size is not own:
-            others.setdefault(size.devices, []).append(size.series)
-    same = others.pop(own.devices)
-    also = f"; also {_list(same)}" if same else ""
-    texts = [_short(own, unit)]
-    texts[0] += f" ({own.series}: {_percent(own.efficiency, least)}{also})" if several else ""
-    texts += [f"{count} ({_list(names)})" for count, names in others.items()]
-    value = "" if several else f": {_share(own, least)}"
-    text = f"{_list(texts)}{value}{_of_few(own)}"
+    text = f"{_short(own, unit)}: {_share(own, least)}"
+    if len({s.series for s in measured}) > 1:
+        also = [
+            s.series if s.devices == own.devices else f"{s.series} at {s.devices}"
+            for s in shown
+            if s is not own
+        ]
+        named = f"; also {_list(also)}" if also else ""
+        text = f"{_short(own, unit)} ({own.series}: {_percent(own.efficiency, least)}{named})"
+    text += _of_few(own)
+    unsure = _unsure(own, least, caveats(results, unit))
     if not falls:
         verb = "seems to stay" if unsure else "stays"
-        return [f"Efficiency {verb} above {least:.0%} up to {text}."]
+        return f"Efficiency {verb} above {least:.0%} up to {text}."
     verb = "seems to fall" if unsure else "falls"
-    return [f"Efficiency {verb} below {least:.0%} at {text}{cause_of(results, own)}."]
+    return f"Efficiency {verb} below {least:.0%} at {text}{cause_of(results, own)}."
 
 
 def _short(size: Size, unit: str) -> str:
@@ -276,90 +282,43 @@ def _short(size: Size, unit: str) -> str:
     return where(replace(size, nodes=1), unit)
 
 
-_MEASURES: dict[str, tuple[str, Callable[[float], str]]] = {
-    "val_loss": ("loss", "{:.4g}".format),
-    "val_accuracy": ("accuracy", say_accuracy),
-}
-
-
-def _learning(results: Results, unit: str, told: bool, memory: str) -> list[str]:
-    """What loss and accuracy do with the size, and the memory.
-
-    told: whether it was said that the accuracy falls.
-    """
+def _learning(results: Results, unit: str, doubts: Sequence[Caveat]) -> str:
+    """What loss and accuracy do with the size, unless a caveat has said it."""
     parts, steady = list[str](), list[str]()
     for column, (name, say) in _MEASURES.items():
-        values = results.runs.dropna(subset=[column]).set_index("run_id")[column].astype(float)
-        seen, changed = list[float](), ""
-        for small, large in _ends(results):
-            ends = [[values[r] for r in size.ok_runs if r in values] for size in (small, large)]
-            if not all(ends) or len({_epochs_of(results, s) for s in (small, large)}) > 1:
-                continue
-            seen += [median(own) for own in ends]
-            if differ(*ends) and not changed and _matters(column, *seen[-2:]):
-                verb = "rises" if seen[-1] > seen[-2] else "falls"
-                changed = f"{name} {verb} from {say(seen[-2])} to {say(seen[-1])} on "
-                changed += f"{_short(large, unit)} ({large.series})"
-                changed += "" if min(map(len, ends)) > 1 else ", may be chance"
-        if changed:
-            parts += [] if told and name == "accuracy" else [changed]
-        elif seen:
+        found = changes(results, results.sizes, column)
+        change = next((c for c in found if c.matters), None)
+        if found and not change:
             steady.append(name)
+        if change is None or any(c.text.startswith(f"{name} falls") for c in doubts):
+            continue
+        verb = "falls" if change.fell > 0 else "rises"
+        parts.append(
+            f"{name} {verb} from {say(change.before)} to {say(change.after)} on "
+            f"{_short(change.size, unit)} ({change.size.series})" + ", may be chance" * change.once
+        )
     if steady:
-        verb = "do" if len(steady) > 1 else "does"
-        parts.append(f"{' and '.join(steady)} {verb} not change")
+        parts.append(f"{' and '.join(steady)} {'do' if len(steady) > 1 else 'does'} not change")
     text = "; ".join(parts)
-    text = f"{text[0].upper()}{text[1:]}. " if text else ""
-    return [line] if (line := f"{text}{memory}".strip()) else []
-
-
-def _epochs_of(results: Results, size: Size) -> tuple[int, ...]:
-    """The numbers of epochs that the runs of a size were trained for."""
-    own = results.runs["run_id"].isin(size.ok_runs)
-    return tuple(sorted({int(n) for n in results.runs.loc[own, "epochs_done"].dropna()}))
-
-
-def _matters(column: str, before: float, after: float) -> bool:
-    """Whether a change is worth a word: half a point of accuracy, one per cent of the loss."""
-    change = abs(after - before)
-    return change >= _POINTS if column == "val_accuracy" else change >= _LOSS * abs(before)
-
-
-def differ(values: Sequence[float], others: Sequence[float]) -> bool:
-    """Whether the ranges of two sets of repeats do not overlap."""
-    return max(values) < min(others) or max(others) < min(values)
-
-
-def _ends(results: Results) -> list[tuple[Size, Size]]:
-    """The smallest and the largest size of each series that may be compared."""
-    pairs = []
-    for name in dict.fromkeys(s.series for s in results.sizes if not s.note):
-        own = [s for s in results.sizes if s.series == name and s.ok_runs and s.world_size]
-        if own and own[0].world_size != own[-1].world_size:
-            pairs.append((own[0], own[-1]))
-    return pairs
+    return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 def _memory(results: Results, unit: str) -> str:
     """The peak memory of the series at the largest size that several have; else nothing."""
-    groups: dict[tuple[object, ...], list[Size]] = {}
+    groups = defaultdict[tuple[object, ...], list[Size]](list)
     for size in results.sizes:
         # The one process of dp drives several GPUs, and its peak is that of the first.
-        alone = size.devices == size.world_size and not size.note
-        if alone and size.world_size and size.peak_memory_mib:
-            key = (size.scaling, size.world_size, size.nodes, size.ranks_per_node)
-            groups.setdefault(key, []).append(size)
-    runs = results.runs
+        if size.devices == size.world_size and not size.note and size.peak_memory_mib:
+            groups[comparable_at(size)].append(size)
     for group in sorted(groups.values(), key=lambda g: -(g[0].world_size or 0)):
-        ids = [run for size in group for run in size.ok_runs]
-        devices = runs.loc[runs["run_id"].isin(ids), "device_type"].nunique()
-        if len(group) < 2 or devices > 1:
+        rows = [results.rows[run] for size in group for run in size.ok_runs]
+        if len(group) < 2 or len(values_of(rows, "device_type")) > 1:
             continue
-        low, *others = sorted(group, key=lambda s: s.peak_memory_mib or 0)
-        if not differ(low.peaks_memory_mib, others[-1].peaks_memory_mib):
+        low, *_, high = sorted(group, key=lambda s: s.peak_memory_mib or 0)
+        if not differ(low.peaks_memory_mib, high.peaks_memory_mib):
             return ""
-        texts = [f"{s.series} {_bytes(s.peak_memory_mib or 0)}" for s in (low, *others)]
-        return f"Least memory on {_short(low, unit)}: {texts[0]}, most {texts[-1]}."
+        texts = [f"{s.series} {_bytes(s.peak_memory_mib or 0)}" for s in (low, high)]
+        return f"Least memory on {_short(low, unit)}: {texts[0]}, most {texts[1]}."
     return ""
 
 
