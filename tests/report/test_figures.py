@@ -223,7 +223,7 @@ def test_one_size_is_no_curve_and_one_series_no_comparison(study) -> None:
     results = study(gpus=(2,))
     assert [name for name in BY_SIZE if size_figure(results, name)] == []
     assert comparison_figure(results) is None and why_figure(results) is None
-    assert forecast_figure(results, forecasts(results)) is None
+    assert forecast_figure(results, forecasts(results, (8,))) is None
 
 
 def test_a_forecast_begins_where_the_measured_ends_and_widens(study) -> None:

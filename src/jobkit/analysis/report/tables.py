@@ -215,8 +215,8 @@ def project_table(
             add_row(size.series, size, size.devices, size.nodes or 1, rates)
     for one in forecasts if rows else ():
         for ranks in one.sizes:
-            nodes, ends = one.nodes_of(ranks), one.rate(ranks)
-            add_row(f"{one.series} (forecast)", one.base, ranks, nodes, ends)
+            nodes, series = one.nodes_of(ranks), f"{one.series} (forecast)"
+            add_row(series, one.base, ranks, nodes, one.rate(ranks))
     if not rows:
         measured = sorted({s.throughput_unit.partition("/")[0] for s in results.sizes})
         raise UsageError(f"--work {work!r}: the study measured {' and '.join(measured)}")
