@@ -6,15 +6,11 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from checking import by_rank, load, main
+from checking import MissingError, by_rank, load, main
 from ranks import join_group
 
 WORLD = 2
 REAL_INIT = dist.init_process_group
-
-
-class WrongPlaceError(Exception):
-    """The rank joins as another one, and would wait for one that never comes."""
 
 
 class Join:
@@ -28,9 +24,8 @@ class Join:
     ):  # as torch takes it: without a rank and a size those of the environment
         place = int(os.environ["RANK"]) if rank < 0 else rank
         size = int(os.environ["WORLD_SIZE"]) if world_size < 0 else world_size
-        if (place, size) != (self.rank, WORLD):
-            text = f"joins as rank {place} of {size}, but is rank {self.rank} of {WORLD}"
-            raise WrongPlaceError(text)
+        if (place, size) != (self.rank, WORLD):  # it would wait for a rank that never comes
+            raise MissingError(f"joins as rank {place} of {size}, but is {self.rank} of {WORLD}")
         self.backends.append(backend)
         with mock.patch.object(dist, "init_process_group", REAL_INIT):
             join_group(place, size, f"store{len(self.backends)}")
@@ -48,15 +43,9 @@ def call(mine, join, reduces):
     if not left:
         dist.destroy_process_group()
     if not (isinstance(returned, tuple | list) and len(returned) == 4):
-        returned = (None, None, None, None)
-    return {
-        "place": tuple(returned[:3]),
-        "device": str(returned[3]),
-        "joined": joined,
-        "sum": total,
-        "left": left,
-        "backend": join.backends[-1] if join.backends else None,
-    }
+        raise MissingError("setup() did not return four values")
+    return {"place": tuple(returned[:3]), "device": str(returned[3]), "joined": joined,
+            "sum": total, "left": left, "backend": (join.backends or [None])[-1]}  # fmt: skip
 
 
 def work(rank, path):
@@ -78,44 +67,25 @@ def judge(results):
     """Say of each promise whether it is kept."""
     plain, gpu = zip(*results, strict=True)
     places, right = [r["place"] for r in plain], [(rank, 0, WORLD) for rank in range(WORLD)]
-    devices, backends = [r["device"] for r in gpu], [str(r["backend"]) for r in (*plain, *gpu)]
-    pairs = ((plain[0]["backend"], "gloo"), (gpu[0]["backend"], "nccl"))
-    fits = all(backend is None or name in str(backend) for backend, name in pairs)
-    joined = [r["joined"] for r in plain]
+    devices, backends = [r["device"] for r in gpu], [plain[0]["backend"], gpu[0]["backend"]]
+    fits = [b is None or name in str(b) for b, name in zip(backends, ("gloo", "nccl"), strict=True)]
     return [
-        (
-            all(joined) and all(r["sum"] == 3 for r in plain),
-            "the two ranks are in one process group",
-            f"after setup() there is no group of both ranks (joined: {by_rank(joined)})",
-        ),
-        (
-            places == right,
-            "rank, local_rank and world_size are right on two nodes of one process each",
-            f"setup() returned (rank, local_rank, world_size) = {by_rank(places)}; two nodes of "
-            f"one process each have {by_rank(right)}",
-        ),
-        (
-            fits or not all(joined),
-            "the backend is one for the device",
-            f"the backends are {backends[0]} without a GPU and {backends[-1]} with one",
-        ),
-        (
-            all(r["device"] == "cpu" for r in plain),
-            "without a GPU the device is the CPU",
-            f"without a GPU the device is {by_rank([r['device'] for r in plain])}",
-        ),
-        (
-            devices == ["cuda:0"] * WORLD,
-            "on two nodes with one GPU each, both ranks take the GPU that is there",
-            f"on two nodes with one GPU each the device is {by_rank(devices)}; each node has a "
-            "GPU 0 and no other",
-        ),
-        (
-            all(r["left"] for r in (*plain, *gpu)),
-            "after cleanup() there is no process group",
-            "after cleanup() the process group is still there",
-        ),
-    ]
+        (all(r["joined"] and r["sum"] == 3 for r in plain),
+         "after setup() the two ranks are in one process group",
+         f"joined {by_rank([r['joined'] for r in plain])}"),
+        (places == right,
+         "rank, local_rank and world_size are right on two nodes of one process each",
+         f"{by_rank(places)}; right are {by_rank(right)}"),
+        (all(fits), "the backend is one for the device",
+         f"{backends[0]} without a GPU and {backends[1]} with one"),
+        (all(r["device"] == "cpu" for r in plain), "without a GPU the device is the CPU",
+         by_rank([r["device"] for r in plain])),
+        (devices == ["cuda:0"] * WORLD,
+         "on two nodes with one GPU each, both ranks take the GPU that is there",
+         f"{by_rank(devices)}; each node has a GPU 0 and no other"),
+        (all(r["left"] for r in (*plain, *gpu)), "after cleanup() there is no process group",
+         "it is still there"),
+    ]  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -51,27 +51,12 @@ def work(rank, path):
 def judge(results):
     """Say of each promise whether it is kept."""
     worst = {name: max(result[name] for result in results) for name in results[0]}
+    off = {name: f"they differ by up to {value:.2g}" for name, value in worst.items()}
     return [
-        (
-            worst["weights"] == 0,
-            "both ranks begin with the same weights",
-            f"the ranks begin with different weights: they differ by up to {worst['weights']:.2g}",
-        ),
-        (
-            worst["gradients"] == 0,
-            "after backward() both ranks have the same gradients",
-            f"after backward() the ranks' gradients differ by up to {worst['gradients']:.2g}",
-        ),
-        (
-            worst["off"] <= TOLERANCE,
-            "the gradients are the mean over the ranks",
-            f"the gradients are up to {worst['off']:.2g} away from the mean over the ranks",
-        ),
-        (
-            worst["after"] == 0,
-            "after two steps both ranks have the same weights",
-            f"after two steps the ranks' weights differ by up to {worst['after']:.2g}",
-        ),
+        (worst["weights"] == 0, "both ranks begin with the same weights", off["weights"]),
+        (worst["gradients"] == 0, "both ranks have the same gradients", off["gradients"]),
+        (worst["off"] <= TOLERANCE, "the gradients are the mean over the ranks", off["off"]),
+        (worst["after"] == 0, "both ranks have the same weights after two steps", off["after"]),
     ]
 
 

@@ -19,12 +19,10 @@ class Watched(nn.Module):
     def __init__(self):
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
-        self.drop = nn.Dropout(0.5)
         self.states = []  # training mode, gradients recorded
 
     def forward(self, x):
-        """(N, 6) to (N, 3); the dropout is on a copy, so that a training can be compared."""
-        self.drop(x)
+        """(N, 6) to (N, 3)."""
         self.states.append((self.training, torch.is_grad_enabled()))
         return self.layers(x)
 
@@ -38,8 +36,9 @@ def batches(seed, sizes):
 
 def norm_of(model):
     """The norm of all gradients."""
-    norms = [p.grad.norm() for p in model.parameters() if p.grad is not None]
-    return float(torch.stack(norms).norm()) if norms else 0.0
+    return float(
+        nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    )
 
 
 def train(mine, rank):
@@ -59,12 +58,8 @@ def train(mine, rank):
     wrapped.eval()
     mine.train_epoch(wrapped, batches(10 + rank, [8, 8, 8]), optimizer, torch.device("cpu"))
     pairs = zip(model.parameters(), right.parameters(), strict=True)
-    return {
-        "off": max(float((a - b).abs().max()) for a, b in pairs),
-        "norms": norms,
-        "expected": expected,
-        "trains": all(training for training, _ in model.states),
-    }
+    off = max(float((a - b).abs().max()) for a, b in pairs)
+    return off, norms, expected, all(training for training, _ in model.states)
 
 
 def evaluate(mine, rank):
@@ -79,13 +74,8 @@ def evaluate(mine, rank):
     returned = mine.evaluate(model, shares[rank], torch.device("cpu"))
     if not (isinstance(returned, tuple | list) and len(returned) == 2):
         raise MissingError("evaluate() did not return two values")
-    return {
-        "returned": [float(value) for value in returned],
-        "expected": expected,
-        "trains": any(training for training, _ in model.states) or not model.states,
-        "recorded": any(recorded for _, recorded in model.states),
-        "after": model.training,
-    }
+    returned = tuple(float(value) for value in returned)
+    return returned, expected, model.states, model.training
 
 
 def work(rank, path):
@@ -96,69 +86,37 @@ def work(rank, path):
     return trained, evaluate(mine, rank)
 
 
-def near(values, expected):
-    """Whether all values are the expected one up to rounding."""
-    return all(abs(value - expected) <= TOLERANCE * max(1.0, abs(expected)) for value in values)
-
-
 def judge(results):
     """Say of each promise whether it is kept."""
     trained, validated = zip(*results, strict=True)
-    steps = [len(result["norms"]) for result in trained]
-    losses, accuracies = zip(*(result["returned"] for result in validated), strict=True)
-    loss, accuracy = validated[0]["expected"]
-    norms = [", ".join(f"{n:.3g}" for n in trained[0][key]) for key in ("norms", "expected")]
-    shares = "over the 20 samples of both ranks (16 and 4)"
-    training = [
-        (
-            all(result["off"] <= TOLERANCE for result in trained),
-            "three steps give the weights of a training in one process",
-            f"after three steps the weights are up to {trained[0]['off']:.2g} away from those of a "
-            f"right training; the norms of its gradients were {norms[0]}, right are {norms[1]}",
-        ),
-        (
-            all(result["trains"] for result in trained),
-            "the model is in training mode while it is trained",
-            "the model was in evaluation mode in a training step (it came so to train_epoch())",
-        ),
-    ]
-    if steps != [3, 3]:
-        training = [(False, "", f"three batches made {by_rank(steps)} optimizer steps")]
+    off, norms, expected, in_mode = zip(*trained, strict=True)
+    returned, right, states, after = zip(*validated, strict=True)
+    steps, shown = [len(part) for part in norms], [
+        ", ".join(f"{norm:.3g}" for norm in part[0]) for part in (norms, expected)
+    ]  # fmt: skip
+    validation = [
+        (all(abs(pair[i] - right[0][i]) <= TOLERANCE * max(1, right[0][i]) for pair in returned),
+         f"the {name} is that of all 20 samples (16 and 4)",
+         f"{by_rank([f'{pair[i]:.4f}' for pair in returned])}; right is {right[0][i]:.4f}")
+        for i, name in enumerate(("loss", "accuracy"))
+    ]  # fmt: skip
     return [
-        *training,
-        (
-            not any(result["trains"] for result in validated),
-            "the model is in evaluation mode while it is validated",
-            "the model was in training mode in the validation: dropout was active",
-        ),
-        (
-            not any(result["recorded"] for result in validated),
-            "the validation records nothing for a backward pass",
-            "the validation recorded its operations for a backward pass that never comes: that "
-            "takes memory",
-        ),
-        (
-            len(set(losses)) == len(set(accuracies)) == 1,
-            "both ranks return the same values",
-            f"the ranks return different values: loss {by_rank([f'{x:.4f}' for x in losses])}",
-        ),
-        (
-            near(losses, loss),
-            "the loss is that of all samples",
-            f"the loss is {by_rank([f'{x:.4f}' for x in losses])}; the mean {shares} is {loss:.4f}",
-        ),
-        (
-            near(accuracies, accuracy),
-            "the accuracy is that of all samples",
-            f"the accuracy is {by_rank([f'{x:.3f}' for x in accuracies])}; {shares} it is "
-            f"{accuracy:.3f}",
-        ),
-        (
-            all(result["after"] for result in validated),
-            "after the validation the model is in training mode again",
-            "after evaluate() the model is still in evaluation mode: the next epoch would train so",
-        ),
-    ]
+        (steps == [3, 3], "three batches make three optimizer steps", by_rank(steps)),
+        (max(off) <= TOLERANCE, "three steps give the weights of a training in one process",
+         f"they differ by up to {max(off):.2g}; the norms of the gradients were {shown[0]}, right "
+         f"are {shown[1]}"),
+        (all(in_mode), "the model is in training mode while it is trained",
+         "it was in evaluation mode, as it came to train_epoch()"),
+        (all(state and not any(mode for mode, _ in state) for state in states),
+         "the model is in evaluation mode while it is validated", "it was in training mode"),
+        (not any(recorded for state in states for _, recorded in state),
+         "the validation records nothing for a backward pass", "it did, which takes memory"),
+        (len(set(returned)) == 1, "both ranks return the same values",
+         by_rank([f"{loss:.4f}" for loss, _ in returned])),
+        *validation,
+        (all(after), "after evaluate() the model is in training mode again",
+         "it is in evaluation mode, and the next epoch would train so"),
+    ]  # fmt: skip
 
 
 if __name__ == "__main__":

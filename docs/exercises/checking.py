@@ -1,7 +1,7 @@
 """What the checks of the exercises share: a learner's file on two ranks, and what is wrong with it.
 
 A check has work(rank, path), which runs the file on a rank, and judge(results), which returns for
-each promise whether it is kept, what is right then, and what is wrong else.
+each promise whether it is kept, the promise, and what was found.
 """
 
 import re
@@ -34,29 +34,29 @@ def load(path, *names):
 
 
 def check(path, work, judge, join=True):
-    """Run work(rank, path) on two ranks; return (is right, text) of each promise.
+    """Run work(rank, path) on two ranks; return (is kept, text) of each promise.
 
     join: whether the ranks are in a process group before the file is run.
     """
     results = attempt(work, path, join=join, file=path, limit_s=90.0)
-    failures = [result for result in results if isinstance(result, Failure)]
-    if failures:
-        return [(False, text) for text in explain(min(failures, key=lambda f: f.at_s))]
-    return [(ok, right if ok else wrong) for ok, right, wrong in judge(results)]
+    if failures := [result for result in results if isinstance(result, Failure)]:
+        # The others follow from the first one, where ranks wait for each other.
+        return [(False, explain(min(failures, key=lambda failure: failure.at_s)))]
+    return [(ok, text if ok else f"{text}: {found}") for ok, text, found in judge(results)]
 
 
 def explain(failure):
-    """What the first failure means; the others follow from it where ranks wait for each other."""
+    """What a failure of a rank means."""
     place = f", line {failure.line}" if failure.line else ""
-    detail = failure.text.partition(": ")[2]
-    if failure.kind == "NotImplementedError":
-        return [f"{detail or 'a function'} is not completed{place}"]
-    if failure.kind in ("MissingError", "WrongPlaceError"):
-        return [f"rank {failure.rank}: {detail}{place}"]
-    if failure.kind != "TypeError" and ALONE.search(failure.text):
-        text = f"rank {failure.rank} waited for the other rank, which did not come{place}"
-        return [text, f"its error: {failure.text}"]
-    return [f"rank {failure.rank} stopped{place}: {failure.text}"]
+    kind, _, detail = failure.text.partition(": ")
+    if kind == "NotImplementedError":
+        return f"{detail or 'a function'} is not completed{place}"
+    if kind == "MissingError":
+        return f"rank {failure.rank}: {detail}{place}"
+    what = "stopped"
+    if kind != "TypeError" and ALONE.search(failure.text):
+        what = "waited for the other rank, which did not come"
+    return f"rank {failure.rank} {what}{place}: {failure.text}"
 
 
 def by_rank(values):

@@ -6,29 +6,22 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler
 
 from ranks import gather, main, on_ranks
 
 SAMPLES, WORLD = 16, 2
 
 
-def loader_of(rank, sampled):
-    """Both ranks have the seed of the job."""
-    data = TensorDataset(torch.arange(SAMPLES))
+def see(rank, sampled, epoch=None):
+    """The samples of a rank in an epoch, in their order; both ranks have the seed of the job."""
+    data = range(SAMPLES)
     sampler = DistributedSampler(data, WORLD, rank, seed=3) if sampled else None
+    if epoch is not None:
+        sampler.set_epoch(epoch)
     generator = torch.Generator().manual_seed(3)
-    return DataLoader(data, 4, sampler=sampler, shuffle=not sampled, generator=generator)
-
-
-def indices(loader):
-    """The samples of an epoch in their order."""
-    return [int(index) for (batch,) in loader for index in batch]
-
-
-def see(rank, sampled):
-    """What a rank sees in one epoch."""
-    return indices(loader_of(rank, sampled))
+    loader = DataLoader(data, 4, sampler=sampler, shuffle=not sampled, generator=generator)
+    return torch.cat(list(loader)).tolist()
 
 
 def shares():
@@ -46,11 +39,9 @@ def orders():
     """Three epochs of rank 0 without and with set_epoch."""
     rows = []
     for name in ("not called", "called"):
-        loader, before = loader_of(0, True), []
+        before = []
         for epoch in range(3):
-            if name == "called":
-                loader.sampler.set_epoch(epoch)
-            order = indices(loader)
+            order = see(0, True, epoch if name == "called" else None)
             rows.append((name, epoch, order in before, " ".join(map(str, order))))
             before.append(order)
     head = ("set_epoch", "epoch", "seen before", "indices")
@@ -62,11 +53,10 @@ def read(rank, waits):
     path = Path(os.environ["EXERCISE_FOLDER"]) / "data"
     dist.barrier()
     begun = time.monotonic()
-    if rank == 0:
-        for _ in range(4):
-            with path.open("ab") as out:
-                out.write(bytes(250_000))
-            time.sleep(0.1)
+    for _ in range(4) if rank == 0 else ():
+        with path.open("ab") as out:
+            out.write(bytes(250_000))
+        time.sleep(0.1)
     if waits:
         dist.barrier()
     after = round(time.monotonic() - begun, 3)
@@ -84,18 +74,15 @@ def files():
 
 def uneven():
     """The accuracy over 5 samples on two ranks: dropped, padded, and each sample once."""
-    right = [True, False, True, True, False]
-    data, rows = TensorDataset(torch.tensor(right)), []
+    right, rows = [True, False, True, True, False], []
     for name, drop in (("drop the last", True), ("repeat the first", False), ("each once", None)):
-        shares = []
-        for rank in range(WORLD):
-            sampler = range(rank, len(right), WORLD)
-            if drop is not None:
-                sampler = DistributedSampler(data, WORLD, rank, shuffle=False, drop_last=drop)
-            shares.append([right[index] for index in sampler])
-        samples, correct = sum(map(len, shares)), sum(map(sum, shares))
+        shares = [range(rank, len(right), WORLD) for rank in range(WORLD)]
+        if drop is not None:
+            more = {"shuffle": False, "drop_last": drop}
+            shares = [list(DistributedSampler(right, WORLD, r, **more)) for r in range(WORLD)]
+        counted, correct = sum(map(len, shares)), sum(right[i] for share in shares for i in share)
         sizes = " + ".join(str(len(share)) for share in shares)
-        rows.append((name, sizes, samples, correct, 100 * correct / samples))
+        rows.append((name, sizes, counted, correct, 100 * correct / counted))
     head = ("what is left over", "samples of the ranks", "counted", "right", "accuracy (%)")
     title = f"{len(right)} validation samples, {sum(right)} of them right, on two ranks"
     return title, head, rows

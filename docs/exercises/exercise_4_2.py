@@ -1,19 +1,16 @@
 """Exercise 4.2: what FSDP holds before, in and after a forward pass; bf16 against fp32."""
 
 import gc
-import statistics
 import time
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from jobkit.payload.model import CNN
-from ranks import MIB, count_collectives, kept_for_backward, main, on_ranks
+from ranks import MIB, count_collectives, main, on_ranks
 
 LAYERS, WIDTH = 8, 512
 # Strategy as FSDP1 called it: whether FSDP2 frees the parameters after the forward pass.
@@ -22,79 +19,60 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def tensor_bytes():
-    """Bytes of all tensors that Python knows and of their gradients, each storage once."""
-    tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
-    gradients = [t.grad for t in tensors if t.is_leaf and t.grad is not None]
-    storages = {}
-    for tensor in (*tensors, *gradients):
-        local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-        storages[local.untyped_storage().data_ptr()] = local.untyped_storage().nbytes()
-    return sum(storages.values())
+    """Bytes of all tensors that Python knows and of their gradients, each storage once.
 
-
-def settled_bytes():
-    """The same once Gloo's threads have let go of theirs, a moment after a collective ends.
-
-    Nothing computes meanwhile, so that what is held can only become less.
+    The least of some moments: Gloo's threads let go of theirs a moment after a collective ends, and
+    nothing computes meanwhile.
     """
-    least = tensor_bytes()
-    for _ in range(5):
-        time.sleep(0.005)
-        least = min(least, tensor_bytes())
-    return least
+
+    def count():
+        tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
+        gradients = [t.grad for t in tensors if t.is_leaf and t.grad is not None]
+        local = [t._local_tensor if isinstance(t, DTensor) else t for t in (*tensors, *gradients)]
+        storages = [t.untyped_storage() for t in local]
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+    return min(time.sleep(0.005) or count() for _ in range(6))
 
 
-def count_from_now():
-    """Let tensor_bytes() count what is made from now on."""
+def make(groups, frees=True, width=WIDTH):
+    """Layers of one size under FSDP in so many groups of neighbours; of no group under DDP.
+
+    Also returns the layers. tensor_bytes() counts what is made from now on.
+    """
     gc.collect()
     gc.freeze()
-
-
-def layers_of(width):
-    """The model: layers of the same size, with the same weights on every rank."""
     torch.manual_seed(0)
-    return nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(LAYERS)))
-
-
-def replicate(model):
-    """DDP, with the gradients in its buckets alone."""
-    return DistributedDataParallel(model, gradient_as_bucket_view=True)
-
-
-def shard(model, groups, frees=True):
-    """FSDP with the layers in so many groups of neighbours."""
+    model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(LAYERS)))
+    layers = list(model)
+    if not groups:  # with the gradients in DDP's buckets alone
+        return DistributedDataParallel(model, gradient_as_bucket_view=True), layers
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
-    layers, size = list(model), -(-len(model) // groups)
-    if groups > 1:
-        for begin in range(0, len(layers), size):
-            fully_shard(layers[begin : begin + size], mesh=mesh, reshard_after_forward=frees)
-    fully_shard(model, mesh=mesh, reshard_after_forward=frees)
-    return model
+    size = LAYERS // groups
+    for begin in range(0, LAYERS, size) if groups > 1 else ():
+        fully_shard(layers[begin : begin + size], mesh=mesh, reshard_after_forward=frees)
+    return fully_shard(model, mesh=mesh, reshard_after_forward=frees), layers
 
 
-def step_mib(wrap):
+def step_mib(groups, frees=True):
     """MiB before, at most in and after the forward pass, and after the backward pass."""
-    count_from_now()
-    model = layers_of(WIDTH)
-    layers, seen = list(model), []
-    wrapped = wrap(model)
+    model, layers = make(groups, frees)
+    seen = []
     gc.collect()
     for layer in layers:
-        layer.register_forward_hook(lambda *_: seen.append(settled_bytes()))
+        layer.register_forward_hook(lambda *_: seen.append(tensor_bytes()))
     x = torch.ones(1, WIDTH)  # one sample: activations are small beside the parameters
-    before = settled_bytes()
-    loss = wrapped(x).sum()
-    after = settled_bytes()
+    before = tensor_bytes()
+    loss = model(x).sum()
+    after = tensor_bytes()
     loss.backward()
-    return tuple(count / MIB for count in (before, max(seen), after, settled_bytes()))
+    return tuple(count / MIB for count in (before, max(seen), after, tensor_bytes()))
 
 
 def hold(rank):
     """A row of each strategy."""
-    return [
-        (name, rank, *step_mib(replicate if f is None else lambda m, f=f: shard(m, LAYERS, f)))
-        for name, f in STRATEGIES.items()
-    ]
+    ways = {name: (0,) if frees is None else (LAYERS, frees) for name, frees in STRATEGIES.items()}
+    return [(name, rank, *step_mib(*way)) for name, way in ways.items()]
 
 
 def forward():
@@ -111,9 +89,7 @@ def gather_in_groups(rank):
     rows = []
     for groups in (1, 2, 4, LAYERS):
         mib = []
-        counts = count_collectives(
-            lambda groups=groups, mib=mib: mib.extend(step_mib(lambda m: shard(m, groups)))
-        )
+        counts = count_collectives(lambda n=groups, mib=mib: mib.extend(step_mib(n)))
         kinds = ("allgather", "reducescatter")
         calls = [sum(n for name, n in counts.items() if kind in name) for kind in kinds]
         rows.append((groups, *calls, *mib[:2]))
@@ -125,27 +101,6 @@ def groups():
     title = "FULL_SHARD of the same model, by the number of groups that are gathered at once"
     head = ("groups", "all-gathers", "reduce-scatters", "before forward (MiB)", "in forward (MiB)")
     return title, head, on_ranks(gather_in_groups)[0]
-
-
-def bytes_and_time():
-    """A forward and backward pass of the CNN in each precision."""
-    batch, steps, rows = 8, 3, []
-    for name, dtype in DTYPES.items():
-        torch.manual_seed(0)
-        model, times = CNN(10).to(dtype), []
-        x, y = torch.randn(batch, 3, 32, 32, dtype=dtype), torch.randint(10, (batch,))
-
-        def compute(model=model, x=x, y=y):
-            F.cross_entropy(model(x), y).backward()
-
-        for _ in range(steps):
-            begun = time.perf_counter()
-            kept = kept_for_backward(model, compute)
-            times.append(1000 * (time.perf_counter() - begun))
-        parameters = sum(p.numel() * p.element_size() for p in model.parameters())
-        rows.append((name, parameters / MIB, kept / MIB, statistics.median(times)))
-    title = f"the CNN, a batch of {batch}, forward and backward (median of {steps})"
-    return title, ("precision", "parameters (MiB)", "kept for backward (MiB)", "time (ms)"), rows
 
 
 def sums():
@@ -165,4 +120,4 @@ def sums():
 
 
 if __name__ == "__main__":
-    main(forward, groups, bytes_and_time, sums)
+    main(forward, groups, sums)

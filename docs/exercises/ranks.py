@@ -8,6 +8,7 @@ import contextlib
 import datetime
 import multiprocessing
 import os
+import pickle
 import sys
 import tempfile
 import time
@@ -15,12 +16,12 @@ import traceback
 import warnings
 from dataclasses import dataclass
 from multiprocessing.connection import wait
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 MIB = 2**20
-LIMIT_S = 120.0  # for all ranks together, on a machine that is busy with other things
 WAIT_S = 60.0  # until a collective gives up on a rank that does not come
 # Compilers and sharding are imported by torch when they are first used, which takes seconds.
 PRELOAD = ["ranks", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.pipelining"]
@@ -34,7 +35,6 @@ class Failure:
     text: str  # the error in one line
     line: int | None = None  # of the file that is checked
     at_s: float = float("inf")  # monotonic clock of the machine
-    kind: str = ""  # class of the exception
 
 
 def on_ranks(work, *args, world=2, join=True):
@@ -49,10 +49,10 @@ def on_ranks(work, *args, world=2, join=True):
     return results
 
 
-def attempt(work, *args, world=2, join=True, file="", limit_s=LIMIT_S):
+def attempt(work, *args, world=2, join=True, file="", limit_s=120.0):
     """As on_ranks, with a Failure as the result of each rank that fails.
 
-    file: a learner's file, of which a Failure names the line.
+    file: a learner's file, of which a Failure names the line. limit_s: for all ranks together.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     context = multiprocessing.get_context("forkserver")
@@ -60,25 +60,20 @@ def attempt(work, *args, world=2, join=True, file="", limit_s=LIMIT_S):
     ready = context.Process(target=time.sleep, args=(0,))  # the imports do not count in the limit
     ready.start()
     ready.join()
-    results = [Failure(rank, f"has not ended after {limit_s:g} s") for rank in range(world)]
     with tempfile.TemporaryDirectory(prefix="jobkit-exercise-") as folder:
-        waiting, ranks = {}, []
-        for rank in range(world):
-            pipe, end = context.Pipe(duplex=False)
-            words = (end, rank, world, folder, join, work, args, file)
-            ranks.append(context.Process(target=_be_rank, args=words))
-            ranks[-1].start()
-            end.close()  # so that a rank that dies ends its pipe
-            waiting[pipe] = rank
+        words = (world, folder, join, work, args, file)
+        ranks = [context.Process(target=_be_rank, args=(r, *words)) for r in range(world)]
+        for process in ranks:
+            process.start()
         deadline = time.monotonic() + limit_s
+        results = [Failure(rank, f"has not ended after {limit_s:g} s") for rank in range(world)]
+        waiting = {process.sentinel: rank for rank, process in enumerate(ranks)}
         while waiting and (left := deadline - time.monotonic()) > 0:
-            for pipe in wait(list(waiting), left):
-                rank = waiting.pop(pipe)
-                try:
-                    results[rank] = pipe.recv()
-                except EOFError:
-                    text = "ended without a result"
-                    results[rank] = Failure(rank, text, at_s=time.monotonic())
+            for sentinel in wait(list(waiting), left):
+                rank = waiting.pop(sentinel)
+                results[rank] = Failure(rank, "ended without a result", at_s=time.monotonic())
+                with contextlib.suppress(OSError):
+                    results[rank] = pickle.loads(Path(folder, f"result-{rank}").read_bytes())
                 if isinstance(results[rank], Failure):  # the others may wait for it
                     deadline = min(deadline, time.monotonic() + 1.0)
         for process in ranks:
@@ -87,29 +82,26 @@ def attempt(work, *args, world=2, join=True, file="", limit_s=LIMIT_S):
     return results
 
 
-def _be_rank(pipe, rank, world, folder, join, work, args, file):
-    """Call the work as one rank, and send its result or why there is none."""
+def _be_rank(rank, world, folder, join, work, args, file):
+    """Call the work as one rank, and leave its result or why there is none."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     warnings.simplefilter("ignore")  # of torch, about its own insides
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
     os.environ.update(LOCAL_WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
-    os.environ["EXERCISE_FOLDER"] = folder
-    if sys.platform == "linux":  # a host name may resolve to an address that nobody answers at
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    # A host name may resolve to an address that nobody answers at.
+    os.environ.update(EXERCISE_FOLDER=folder, GLOO_SOCKET_IFNAME="lo")
     try:
         if join:
             join_group(rank, world, wait_s=20.0 if file else WAIT_S)
-        pipe.send(work(rank, *args))
+        result = work(rank, *args)
     except BaseException as error:  # SystemExit too: a learner's file may call exit()
-        text = (str(error).strip().splitlines() or [""])[0]
-        kind = type(error).__name__
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == file]
         line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
-        text = f"{kind}: {text}" if text else kind
-        pipe.send(Failure(rank, text, line, time.monotonic(), kind))
-    pipe.close()
+        text = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0].removesuffix(": ")
+        result = Failure(rank, text, line, time.monotonic())
+    Path(folder, f"result-{rank}").write_bytes(pickle.dumps(result))
     sys.stdout.flush()
     os._exit(0)  # torch's threads may still run, over which an orderly end can trip
 
@@ -121,13 +113,6 @@ def join_group(rank, world, name="store", wait_s=WAIT_S):
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
     # A rank that left before the other is connected would end it.
     dist.all_reduce(torch.zeros(1))
-
-
-def leave_group():
-    """Leave the process group, where there is one."""
-    with contextlib.suppress(RuntimeError, ValueError):
-        if dist.is_initialized():
-            dist.destroy_process_group()
 
 
 def gather(value):
@@ -165,21 +150,18 @@ def show(title, head, rows):
     """Print a table: numbers are aligned on the right, floats have four significant digits."""
 
     def written(value):
-        if isinstance(value, bool):
-            return "yes" if value else "no"
-        if isinstance(value, float):
-            return f"{value:.4g}"
-        return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+        if isinstance(value, bool | None):
+            return {True: "yes", False: "no", None: "-"}[value]
+        return f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
 
-    columns = list(zip(*rows, strict=True))
-    cells = [[name, *map(written, column)] for name, column in zip(head, columns, strict=True)]
-    widths = [max(map(len, column)) for column in cells]
-    numbers = [not any(isinstance(v, str | bool) for v in column) for column in columns]
     print(title)
-    for line in zip(*cells, strict=True):
-        words = zip(line, widths, numbers, strict=True)
-        text = "  ".join(w.rjust(n) if right else w.ljust(n) for w, n, right in words)
-        print(f"  {text}".rstrip())
+    columns = []
+    for name, *values in zip(head, *rows, strict=True):
+        texts = [name, *(v if isinstance(v, str) else written(v) for v in values)]
+        side = "<" if any(isinstance(v, str | bool) for v in values) else ">"
+        columns.append([f"{text:{side}{max(map(len, texts))}}" for text in texts])
+    for line in zip(*columns, strict=True):
+        print(f"  {'  '.join(line)}".rstrip())
     print(flush=True)
 
 

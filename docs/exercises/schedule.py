@@ -1,6 +1,7 @@
 """The schedule of a pipeline, measured: when each stage computes which microbatch."""
 
 import time
+from collections import Counter
 from typing import NamedTuple
 
 import torch
@@ -27,21 +28,17 @@ class Slot(NamedTuple):
 class _Stage(PipelineStage):
     """A stage that notes when it computes."""
 
-    def _note(self, kind, microbatch, begun):
-        end = 1000 * time.monotonic()
-        self.slots.append(Slot(self.stage_index, kind, microbatch, 1000 * begun, end))
-
-    def forward_one_chunk(self, fwd_chunk_id, *args, **kwargs):
-        begun = time.monotonic()
-        done = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
-        self._note("F", fwd_chunk_id, begun)
+    def _noted(self, kind, compute, chunk, *args, **kwargs):
+        begun = 1000 * time.monotonic()
+        done = compute(chunk, *args, **kwargs)
+        self.slots.append(Slot(self.stage_index, kind, chunk, begun, 1000 * time.monotonic()))
         return done
 
-    def backward_one_chunk(self, bwd_chunk_id, *args, **kwargs):
-        begun = time.monotonic()
-        done = super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
-        self._note("B", bwd_chunk_id, begun)
-        return done
+    def forward_one_chunk(self, *args, **kwargs):
+        return self._noted("F", super().forward_one_chunk, *args, **kwargs)
+
+    def backward_one_chunk(self, *args, **kwargs):
+        return self._noted("B", super().backward_one_chunk, *args, **kwargs)
 
 
 def _run(rank, order, stages, microbatches):
@@ -52,12 +49,7 @@ def _run(rank, order, stages, microbatches):
     x = torch.randn(_BATCH * microbatches, _WIDTH)
     for _ in range(2):
         stage.slots = []
-        if rank == 0:
-            schedule.step(x)
-        elif rank == stages - 1:
-            schedule.step(target=x)
-        else:
-            schedule.step()
+        schedule.step(*[x] * (rank == 0), **{"target": x} if rank == stages - 1 else {})
     return stage.slots
 
 
@@ -75,21 +67,10 @@ def slots_of_equal_length(measured):
     A forward slot comes after that of the stage before, a backward slot after that of the stage
     behind; on one stage the slots keep the measured order.
     """
-    last = max(slot.stage for slot in measured)
-    ends = {}
-    free = dict.fromkeys(range(last + 1), 0.0)
-    waiting, made = list(measured), []
-    while waiting:
-        for stage in range(last + 1):
-            slot = next((s for s in waiting if s.stage == stage), None)
-            if slot is None:
-                continue
-            other = stage - 1 if slot.kind == "F" else stage + 1
-            needs = (other, slot.kind, slot.microbatch)
-            if 0 <= other <= last and needs not in ends:
-                continue
-            begin = max(free[stage], ends.get(needs, 0.0))
-            ends[stage, slot.kind, slot.microbatch] = free[stage] = begin + 1
-            made.append(slot._replace(begin_ms=begin, end_ms=begin + 1))
-            waiting.remove(slot)
+    ends, free, made = {}, Counter(), []
+    for slot in measured:  # in the order in which they began, and so after what they wait for
+        other = slot.stage + (-1 if slot.kind == "F" else 1)
+        begin = max(free[slot.stage], ends.get((other, slot.kind, slot.microbatch), 0))
+        ends[slot.stage, slot.kind, slot.microbatch] = free[slot.stage] = begin + 1
+        made.append(slot._replace(begin_ms=begin, end_ms=begin + 1))
     return made

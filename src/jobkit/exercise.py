@@ -7,7 +7,6 @@ have the questions and the answers. Five have a file to complete, and a check th
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from jobkit.paths import REPOSITORY
 FOLDER = REPOSITORY / "docs" / "exercises"
 _STUDY = (
     "run --site local --study demo --strategies ddp fsdp --train-samples 1024 "
-    "--test-samples 256 --epochs 3 --global-batch-size 64 --lr 0.02 --start-timeout 300 --name "
+    "--test-samples 256 --epochs 3 --global-batch-size 64 --lr 0.02 --name "
 )
 # Number: title, chapter, and the commands of jobkit where it has no script of its own.
 EXERCISES: dict[str, tuple[str, str, Sequence[str]]] = {
@@ -47,20 +46,6 @@ exit codes: 0 ok; 1 it could not be measured; 2 wrong usage; 4 the check found s
 """
 
 
-def parser() -> Parser:
-    """The command line."""
-    new = Parser(
-        prog="jobkit exercise",
-        description="Exercises in distributed training, each measured on this machine.",
-        epilog=EPILOG,
-    )
-    new.add_argument("number", nargs="?", help="an exercise, as 3.1 (default: list them)")
-    what = new.add_mutually_exclusive_group()
-    what.add_argument("--skeleton", metavar="FILE", help="write the file to complete")
-    what.add_argument("--check", metavar="FILE", help="run a completed file on two ranks, judge it")
-    return new
-
-
 def skeleton_of(number: str) -> Path:
     """The file to complete; it is there for the exercises that have one."""
     return FOLDER / "skeletons" / f"{number}.txt"
@@ -71,25 +56,20 @@ def script_of(number: str, kind: str = "exercise") -> Path:
     return FOLDER / f"{kind}_{number.replace('.', '_')}.py"
 
 
-def write_skeleton(number: str, file: str) -> None:
-    """Write the file to complete; an existing one is left as it is."""
-    try:
-        with Path(file).open("x", encoding="utf-8") as out:
-            out.write(skeleton_of(number).read_text(encoding="utf-8"))
-    except FileExistsError:
-        raise UsageError(f"{file} is there already: choose another name") from None
-    except OSError as error:
-        raise UsageError(f"{file}: {error.strerror}") from None
-    print(f"{file}: complete it, then 'python -m jobkit exercise {number} --check {file}'")
-
-
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     """List, run, write or check; return the exit code."""
-    args = parser().parse_args(argv)
-    if args.number is None:
-        if args.skeleton or args.check:
-            raise UsageError("which exercise? as: python -m jobkit exercise 4.1 --check FILE")
+    parser = Parser(
+        prog="jobkit exercise",
+        description="Exercises in distributed training, each measured on this machine.",
+        epilog=EPILOG,
+    )
+    parser.add_argument("number", nargs="?", help="an exercise, as 3.1 (default: list them)")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--skeleton", metavar="FILE", help="write the file to complete")
+    what.add_argument("--check", metavar="FILE", help="run a completed file on two ranks, judge it")
+    args = parser.parse_args(argv)
+    if args.number is None and not (args.skeleton or args.check):
         print("exercises (docs/exercises has the questions):")
         for number, (title, _, _) in EXERCISES.items():
             more = "; a file to complete" if skeleton_of(number).exists() else ""
@@ -97,27 +77,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n'python -m jobkit exercise NUMBER' measures one")
         return Exit.OK
     one_of("exercise", args.number, EXERCISES)
-    _, chapter, commands = EXERCISES[args.number]
-    if (args.skeleton or args.check) and not skeleton_of(args.number).exists():
+    skeleton = skeleton_of(args.number)
+    if (args.skeleton or args.check) and not skeleton.exists():
         known = ", ".join(number for number in EXERCISES if skeleton_of(number).exists())
         raise UsageError(f"exercise {args.number} has no file to complete (these do: {known})")
     if args.skeleton:
-        write_skeleton(args.number, args.skeleton)
+        try:
+            with Path(args.skeleton).open("x", encoding="utf-8") as out:
+                out.write(skeleton.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UsageError(f"{args.skeleton}: {error.strerror}") from None
+        check = f"'python -m jobkit exercise {args.number} --check {args.skeleton}'"
+        print(f"{args.skeleton}: complete it, then {check}")
         return Exit.OK
     if args.check:
         if not Path(args.check).is_file():
             raise UsageError(f"{args.check}: no such file; --skeleton FILE writes one")
         words = [sys.executable, str(script_of(args.number, "check")), args.check]
         return subprocess.run(words).returncode
-    begun = time.monotonic()
-    calls = [["-m", "jobkit", *shlex.split(text)] for text in commands]
-    for words in calls or [[str(script_of(args.number))]]:
-        if calls:
-            print(f"$ jobkit {shlex.join(words[2:])}", flush=True)
+    _, chapter, commands = EXERCISES[args.number]
+    for text in commands or [""]:
+        words = ["-m", "jobkit", *shlex.split(text)] if text else [str(script_of(args.number))]
+        if text:
+            print(f"$ jobkit {text}", flush=True)
         if subprocess.run([sys.executable, *words]).returncode:
             return Exit.FAILED
-    print(f"measured in {time.monotonic() - begun:.1f} s", end="")
-    print(f"; the answer: docs/exercises/{chapter}.md")
+    print(f"the answer: docs/exercises/{chapter}.md")
     return Exit.OK
 
 

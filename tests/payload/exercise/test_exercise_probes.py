@@ -72,13 +72,9 @@ SAYS: list[tuple[Callable[[], tuple], Callable[[Any, Any], bool]]] = [
         and c("in forward (MiB)")[0] > 2 * c("in forward (MiB)")[-1]),
     (ex43.per_step, lambda t, c: c("collectives")[1:3] == [3, 24] and min(c("best (ms)")) > 0
         and c("held after it (MiB)")[3] > 1.5 * c("held after it (MiB)")[4]),
-    (ex42.bytes_and_time, lambda t, c: c("parameters (MiB)")[1] * 2 == c("parameters (MiB)")[0]
-        and min(c("time (ms)")) > 0),
     (ex42.sums, lambda t, c: c("1 + 1,000 times 0.001") == approx([2, 1, 1], abs=1e-4)
         and c("4,096 times 0.01")[1] < 10
         and c("4,096 times 0.01")[0] == approx(c("4,096 times 0.01")[2], rel=0.01)),
-    (ex51.devices, lambda t, c: [(row[0], row[2]) for row in t[2] if "IndexError" in row[-1]]
-        == [("rank", 1)]),
     (ex51.left_over, lambda t, c: min(c("sockets")[1:3]) > c("sockets")[0]
         and c("sockets")[5] < c("sockets")[4] and c("threads")[2] > c("threads")[0]),
     (ex51.alone, lambda t, c: "imed out" in c("what it says")[0]
