@@ -62,12 +62,9 @@ def local_command(spec: PlannedRun, folder: Path, more: Sequence[str] = ()) -> l
 def job_command(
     spec: PlannedRun, paths: RunPaths, sized: bool, max_restarts: int | None = None
 ) -> list[str]:
-    """The command of a run in its allocation; sized: in a part of a larger allocation.
-
-    A part does not requeue the job: the process that runs the parts in turn does that.
-    """
+    """The command of a run in its allocation; sized: in a part of a larger allocation."""
     words = ["--site-file", str(paths.site), "--run-dir", str(paths.folder)]
-    words += restart_words(0 if sized else max_restarts)
+    words += restart_words(max_restarts)
     if sized:
         words += ["--nodes", str(spec.nodes), "--ntasks-per-node", str(spec.ranks_per_node)]
     return ["bash", str(RUN_SH), *words, *run_words(spec, str(paths.folder))]

@@ -163,7 +163,7 @@ def _submit(plan: Plan, batch: Batch, site: str, max_restarts: int | None, folde
         first[run_id] = max(paths.attempt_numbers(), default=-1) + 1
     calls = [(str(plan.paths.run(run_id).folder), line) for run_id, line in lines.items()]
     if batch.whole:
-        jobs = [executor.submit(sweep_in_job, calls, max_restarts)] * len(calls)
+        jobs = [executor.submit(sweep_in_job, calls)] * len(calls)
     else:
         with executor.batch():
             jobs = [executor.submit(run_in_job, *call) for call in calls]

@@ -1,6 +1,5 @@
 """The state of a plan's runs, from their files and from Slurm, and the progress of a run."""
 
-import math
 import os
 import statistics
 import time
@@ -194,33 +193,19 @@ def _elapsed_s(job: dict[str, Any]) -> float | None:
 
 def _left_s(last: Record, epochs: int) -> float | None:
     """Seconds until the end, if all epochs take as long as the last one."""
-    try:
-        epoch_s = last["epoch_time_s"] + last["eval_time_s"]
-        # Of another machine's clock it may be below 0, and after a jump any number.
-        age = min(max(0.0, time.time() - last["t"]), epoch_s)
-        left = max(0.0, epoch_s * epochs - age)
-        return left if math.isfinite(left) else None
-    except (KeyError, TypeError, OverflowError):  # not yet, or not measured
-        return None
+    times = [_number(last.get(name)) for name in ("epoch_time_s", "eval_time_s")]
+    return sum(times) * epochs if None not in times else None  # type: ignore[arg-type]
 
 
 def load(paths: RunPaths, attempt: int | None) -> str:
-    """Load and memory in use of the first rank's machine, and the power since the last sample."""
-    samples, parts = _records(paths, attempt, samples=True), []
-    last = samples[-1] if samples else {}
+    """Load and memory in use of the first rank's machine."""
+    last, parts = ([{}, *_records(paths, attempt, samples=True)])[-1], []
     names = (("GPU", "gpu_busy", "gpu_memory_mib"), ("CPU", "cpu_busy", "memory_mib"))
     for what, busy, memory in names:
         share, mib = _number(last.get(busy)), _number(last.get(memory))
         words = [] if share is None else [f"{share:.0%}"]
         words += [] if mib is None else [f"{mib / 1024:,.1f} GiB"]
-        if words:
-            parts.append(" ".join([what, *words]))
-    before = samples[-2] if len(samples) > 1 else {}
-    for scope in ("node", "gpu"):
-        energy, at = f"energy_{scope}_j", "at_s"
-        e0, e1, t0, t1 = (_number(r.get(name)) for name in (energy, at) for r in (before, last))
-        if e0 is not None and e1 is not None and t0 is not None and t1 is not None and t1 > t0:
-            parts.append(f"{(e1 - e0) / (t1 - t0):,.0f} W ({scope})")
+        parts += [" ".join([what, *words])] if words else []
     return ", ".join(parts)
 
 

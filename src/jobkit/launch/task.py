@@ -7,8 +7,6 @@ from pathlib import Path
 
 from jobkit.errors import Exit
 from jobkit.files import append_to
-from jobkit.launch.start import MAX_RESTARTS, crashed
-from jobkit.launch.supervise import slurm_job_id
 from jobkit.outcome.state import run_state
 from jobkit.paths import RunPaths
 from jobkit.permissions import closed_to_others
@@ -28,29 +26,20 @@ def run_in_job(folder: str, command: list[str]) -> int:
 
 
 @closed_to_others()
-def sweep_in_job(runs: list[tuple[str, list[str]]], max_restarts: int | None = None) -> int:
+def sweep_in_job(runs: list[tuple[str, list[str]]]) -> int:
     """Run one command after the other in this allocation; return how many failed.
 
-    A run that was stopped early requeues the job; completed runs are skipped then.
+    A run that was stopped early has requeued the job; completed runs are skipped then.
     """
     signals, bad = Signals(), 0
     requeued = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
     for folder, command in runs:
         if requeued and run_state(RunPaths(Path(folder))).status == "ok":
             continue
-        stopped = False
-        for left in range(max_restarts or 0, -1, -1):
-            code, stopped = _run(Path(folder), command, signals)
-            if stopped or not left or not crashed(code):
-                break
+        code, stopped = _run(Path(folder), command, signals)
         bad += code != Exit.OK
-        if stopped:
-            return bad
-        if code == Exit.AGAIN:
-            if requeued < (MAX_RESTARTS if max_restarts is None else max_restarts):
-                # Of an array's last element SLURM_JOB_ID is that of the whole array.
-                subprocess.run(["scontrol", "requeue", slurm_job_id(os.environ) or ""])
-            return bad
+        if stopped or code == Exit.AGAIN:
+            break
     return bad
 
 

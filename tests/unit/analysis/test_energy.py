@@ -170,10 +170,10 @@ def test_load_and_memory_are_drawn_over_time() -> None:
     assert busy.lines[0].get_ydata().max() == 1.0 and set(memory.lines[0].get_ydata()) == {2.0}
 
 
-def test_the_newest_load_memory_and_power_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_newest_load_and_memory_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [s | {"memory_mib": 3174.4} for s in samples(seconds=5)]
     monkeypatch.setattr("jobkit.launch.states._records", lambda *_, **__: found)
     paths = RunPaths(Path("run"))
-    assert load(paths, 0) == "CPU 40% 3.1 GiB, 100 W (node)"
+    assert load(paths, 0) == "CPU 40% 3.1 GiB"
     found[-1] |= {"gpu_busy": 0.5, "gpu_memory_mib": 1024.0, "cpu_busy": None, "memory_mib": None}
-    assert load(paths, 0) == "GPU 50% 1.0 GiB, 100 W (node)"
+    assert load(paths, 0) == "GPU 50% 1.0 GiB"

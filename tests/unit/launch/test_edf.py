@@ -43,13 +43,10 @@ ERRORS = [
     (IMAGE + 'workdir = "./here"', "workdir", "'./here' is relative: write an absolute path"),
     (IMAGE + 'mounts = ["./s"]', "mounts[0]", "'./s' is not SOURCE:DESTINATION"),
     (IMAGE + 'mounts = ["./s:/s", "/no:/d"]', "mounts[1]", "source /no does not exist"),
-    (IMAGE + 'mounts = ["s:/s"]', "mounts[0]", "source 's' is no path: write /s or ./s"),
     (IMAGE + 'mounts = ["./s:s"]', "mounts[0]", "the destination must be an absolute path"),
     (IMAGE + 'mounts = ["${SCRACH}:/s"]', "mounts[0]", "not defined: export it, or write ${SC"),
     (IMAGE + 'workdir = "$HOME/x"', "workdir", "'$HOME' is not expanded: write ${HOME}"),
-    (ENV + "DEBUG = true", "env.DEBUG", "must be a string, within quotes"),
     (ENV + 'mounts = ["./s:/s"]', "env.mounts[0]", "is read as part of [env]"),
-    (ENV + 'SLURM_PROCID = "0"', "env.SLURM_PROCID", "would be the same for every rank"),
     (ENV + 'PYTHONPATH = "/mine"', "env.PYTHONPATH", "hides run.sh's"),
     (NOTES + f"{CXI} = true", f"annotations.{CXI}", "must be a string, within quotes"),
     (NOTES + 'com.hooks.cxi.enable = "true"', "annotations.com.hooks.cxi.enable", f"mean '{CXI}'"),
@@ -57,7 +54,6 @@ ERRORS = [
     (NOTES + f'{CXI} = "true"\n{VARIANT} = "cuda13"', f"annotations.{VARIANT}", "NCCL uses TCP"),
     (NOTES + f'{REMAP} = "true"', f"annotations.{REMAP}", "sets RANK and LOCAL_RANK"),
     (IMAGE + "workdir = /tmp", "", "not valid TOML: "),
-    (IMAGE + 'workdir = "/$(id)"', "workdir", "'$' is not expanded"),
     (IMAGE + 'workdir = "/$$x"\nmounts = [3]', "mounts[0]", "must be a string"),
 ]
 WARNINGS = [
@@ -94,17 +90,11 @@ com.sarus.perfmon = "true"
 
 def test_what_is_allowed_is_not_found(folder: Path) -> None:
     assert found(GOOD, folder) == []
-    assert found(GOOD.replace("\n", "\r\n"), folder) == []
-
-
-def test_the_file_of_this_repository_is_right(folder: Path) -> None:
-    text = (ROOT / "edf.toml").read_text()
-    assert found(text, folder, PWD="/home/me/jobkit") == []
+    text = (ROOT / "edf.toml").read_text()  # which has all that a user may want to change
     assert {"image", "mounts", "workdir", "env", "annotations"} <= set(tomllib.loads(text))
+    assert found(text, folder, PWD="/home/me/jobkit") == []
     assert [key for _, key, _ in found(text, folder)] == ["workdir"]  # PWD
-
-
-def test_on_another_machine_paths_are_not_checked(folder: Path) -> None:
+    # On another machine paths are not checked.
     text = 'image = "/no.sqsh"\nmounts = ["/no:/a", "${NONE}:/b", "b:/c"]\n'
     elsewhere = [finding[:2] for finding in found(text, folder, here=False)]
     assert elsewhere == [("warning", "mounts[1]"), ("error", "mounts[2]")]

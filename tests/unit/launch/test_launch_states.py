@@ -58,14 +58,13 @@ def test_a_run_that_failed_and_waits_for_its_next_start_is_pending(plan: Plan) -
     assert States(plan).look()[run_id].status == "pending"
 
 
-def test_which_runs_a_launch_starts() -> None:
-    for only, started in [
-        (None, ["missing", *BAD_ENDS]),  # never what runs or waits: two would write one folder
-        ("missing", ["missing"]),
-        ("failed", ["failed"]),
-    ]:
-        found = {status: RunState(status=status) for status in STATUSES}
-        assert sorted(select(found, only)) == sorted(started)
+@pytest.mark.parametrize(
+    ("only", "started"), [(None, ["missing", *BAD_ENDS]), ("failed", ["failed"])]
+)
+def test_which_runs_a_launch_starts(only, started) -> None:
+    """Never what runs or waits: two would write one folder."""
+    found = {status: RunState(status=status) for status in STATUSES}
+    assert sorted(select(found, only)) == sorted(started)
 
 
 def test_a_cluster_that_did_not_answer_is_asked_again(plan, monkeypatch) -> None:
@@ -125,23 +124,23 @@ def test_runs_that_fail_alike_end_the_study(code, repeats, stops, monkeypatch, c
 
 
 def test_of_many_runs_those_that_failed_are_listed(plan, monkeypatch, capsys) -> None:
-    """With their reason as it is, brackets too."""
+    """With their reason as it is, brackets too, and once where it is that of the run above."""
+
+    def fail(index: int) -> None:
+        path = run_of(plan, index).outcome(0)
+        path.parent.mkdir(parents=True)
+        reason = "rank 1: OSError: [/data/x] gone"
+        write_json(path, {"exit_code": 1, "status": "failed", "reason": reason})
+
+    fail(1)
     monkeypatch.setattr(watch, "MAX_SHOWN", 1)
-    outcome = {"exit_code": 1, "status": "failed", "reason": "rank 1: OSError: [/data/x] gone"}
-    path = run_of(plan, 1).outcome(0)
-    path.parent.mkdir(parents=True)
-    write_json(path, outcome)
     assert watch.main(["two"]) == 0
     said = " ".join(capsys.readouterr().out.replace("\n", "").split())
     assert "1 missing, 1 failed" in said and "1 of 2 runs are not listed here" in said
     first, second = plan.runs
     assert second in said and "[/data/x]" in said and first not in said
+    fail(0)
     monkeypatch.setattr(watch, "MAX_SHOWN", 9)
-    assert watch.main(["two"]) == 0
-    assert "as above" not in capsys.readouterr().out
-    path = run_of(plan, 0).outcome(0)
-    path.parent.mkdir(parents=True)
-    write_json(path, outcome)
     assert watch.main(["two"]) == 0
     said = capsys.readouterr().out
     assert said.count("OSError") == 1 == said.count("as above")

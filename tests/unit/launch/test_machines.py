@@ -24,12 +24,8 @@ until [[ -e $JOBKIT_RUN_DIR/stop ]]; do sleep 0.05; done
 exit 75
 """
 # As a program whose ranks lose the one that crashed: in the first attempt only.
-CRASHES = """
-if ((JOBKIT_ATTEMPT)); then
-  touch "$JOBKIT_RUN_DIR/again-$RANK"
-  until [[ $(echo "$JOBKIT_RUN_DIR"/again-*) == *-0*-1*-2*-3 ]]; do sleep 0.05; done
-  exit 0
-fi
+CRASHES = f"""
+if ((JOBKIT_ATTEMPT)); then {AGREES} fi
 [[ $RANK == 3 ]] && exit 3
 until [[ -e $JOBKIT_RUN_DIR/attempts/0/failed ]]; do sleep 0.05; done
 exit 1
@@ -97,13 +93,17 @@ def test_ranks_count_over_the_machines(machines: Machines, shared: bool) -> None
         assert len(folders) == 2
 
 
-def test_a_crash_is_started_again_on_both_in_one_attempt(machines: Machines) -> None:
+def test_a_crash_is_started_again_on_both_and_a_stop_signal_to_one_ends_both(machines) -> None:
+    """In the second attempt, which both begin together."""
     machines.start_both("--max-restarts", "1", "--", "bash", "-c", CRASHES)
+    machines.until_ready()
+    machines.started[1].send_signal(signal.SIGUSR2)
     codes, _, err = machines.ends()
-    assert codes == [0, 0], err
+    assert codes == [75, 75], err
     first, second = machines.outcome(0), machines.outcome(1)
     assert (first["status"], first["exit_code"]) == ("failed", 3)
-    assert first["reason"] == "rank 3: exit code 3" and second["status"] == "ok"
+    assert first["reason"] == "rank 3: exit code 3"
+    assert second["status"] == "preempted" and second["reason"].endswith(": exit code 75")
     assert err.count("attempt 0 ended with code 3: starting the run again (1 of 1)") == 2
     assert not (machines.run_dir / "attempts" / "2").exists()
 
@@ -132,14 +132,6 @@ def test_how_the_pods_of_a_job_end(machines: Machines, how: str, code: int) -> N
     codes, _, err = machines.ends()
     assert codes == [code, code], err
     assert machines.outcome()["status"] == ("preempted" if code == 75 else "failed")
-
-
-def test_the_stop_signal_reaches_the_ranks_of_its_machine(machines: Machines) -> None:
-    machines.start_both("--", "bash", "-c", AGREES)
-    machines.until_ready()
-    machines.started[1].send_signal(signal.SIGUSR2)
-    assert machines.ends()[0] == [75, 75]
-    assert machines.outcome()["reason"].endswith(": exit code 75")
 
 
 def test_a_machine_0_that_does_not_come_is_one_line(machines: Machines) -> None:

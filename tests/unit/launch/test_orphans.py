@@ -49,10 +49,8 @@ def test_nothing_starts_beside_a_run_that_runs(tmp_path, pid, child, monkeypatch
 @pytest.mark.parametrize(
     "more", [{"ended": 1.0}, {"launcher": "slurm"}, {"host": "elsewhere"}, {"pid_start": 1}, GONE]
 )
-def test_others_are_none(tmp_path: Path, pid: int, more: dict[str, Any]) -> None:
-    refuse_orphans(study_of(tmp_path, "r", pid, **more))
-
-
-def test_another_users_process_is_never_named(tmp_path, pid, monkeypatch) -> None:
+def test_others_are_none(tmp_path, pid, more, monkeypatch) -> None:
+    """Another user's process is never named either."""
+    refuse_orphans(study_of(tmp_path / "a", "r", pid, **more))
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    refuse_orphans(study_of(tmp_path, "r", pid))
+    refuse_orphans(study_of(tmp_path / "b", "r", pid))

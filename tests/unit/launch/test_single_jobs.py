@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from jobkit.analysis.cli import collect_main
 from jobkit.launch import cancel, status
-from jobkit.paths import RunPaths, logs_root, write_json
+from jobkit.paths import RunPaths, StudyPaths, logs_root, write_json
 from jobkit.spec.runspec import RunSpec
 from support.fake_study import FakeRun, make_plan
 from support.place import script, until
@@ -42,24 +41,20 @@ def test_status_lists_each_job_and_cancel_ends_none(single, capsys) -> None:
     assert "end one with scancel JOBID" in capsys.readouterr().err
 
 
-def test_logs_that_exist_already_are_no_runs(tmp_path, monkeypatch, capsys) -> None:
+def test_logs_that_exist_already_are_no_runs(capsys) -> None:
     """A list of logs is newer than the study, and neither to be watched nor to be ended."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("PATH", "/nonexistent")  # no Slurm to ask
     plan = make_plan(strategies=("ddp",), gpus=(1,))
-    log = tmp_path / "old.out"
-    log.write_text("ranks=1\n[METRIC] step=1 tokens_per_s=4\n[METRIC] step=2 tokens_per_s=4\n")
     os.utime(plan.paths.plan, (1.0, 1.0))
-    assert collect_main(["--logs", str(log), "--size", r"ranks=(\d+)"]) == 0
-    capsys.readouterr()
-    assert status.main(["--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["study"] == plan.paths.folder.name
-    assert status.main(["from-logs"]) == 0
-    assert "from-logs: logs that existed already" in capsys.readouterr().out
-    assert cancel.main(["from-logs"]) == 0
-    assert "from-logs: no run was running or pending" in capsys.readouterr().out
-    assert cancel.main([]) == 0
-    assert plan.paths.folder.name in capsys.readouterr().out
+    StudyPaths.named("from-logs").folder.mkdir(parents=True)
+    write_json(StudyPaths.named("from-logs").given_logs, {"v": 1, "logs": []})
+    for words, command, said in [
+        ([], status, plan.paths.folder.name),
+        (["from-logs"], status, "from-logs: logs that existed already"),
+        (["from-logs"], cancel, "from-logs: no run was running or pending"),
+        ([], cancel, plan.paths.folder.name),
+    ]:
+        assert command.main(words) == 0
+        assert said in capsys.readouterr().out
 
 
 # It ends with the file beside it, also where nobody is left who could end it.
