@@ -168,17 +168,16 @@ def test_idx_files_that_are_not_whole_are_refused(
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 32 32\n%%EndComments\nshowpage\n%%EOF\n"
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF", "EPS", "pixels", "text"])
-def test_images_of_a_few_kinds_and_sizes_are_decoded(tmp_path: Path, kind: str) -> None:
-    """PostScript would start an interpreter; a few bytes may decode to gigabytes."""
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF", "EPS", "text"])
+def test_images_of_a_few_kinds_are_decoded(tmp_path: Path, kind: str) -> None:
+    """PostScript would start an interpreter."""
     from PIL import Image
 
     path = tmp_path / "image.png"
     if kind in ("EPS", "text"):
         path.write_bytes(EPS if kind == "EPS" else b"no image")
     else:
-        size = (4001, 4000) if kind == "pixels" else (50, 40)
-        Image.new("RGB", size).save(path, kind if kind.isupper() else "PPM")
+        Image.new("RGB", (50, 40)).save(path, kind)
     for part in ("train", "test"):
         (tmp_path / "images" / part / "cat").mkdir(parents=True)
         shutil.copy(path, tmp_path / "images" / part / "cat" / "1.png")

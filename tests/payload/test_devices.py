@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,6 +31,8 @@ from jobkit.payload.strategies.local import DP
 from jobkit.spec.runspec import RunSpec
 from support.fake_cuda import FakeCuda
 from support.rigs import ROOT, environment
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
 
 
 def gpu(uuid: str, host: str = "n1", visible: int = 1, **more: str) -> Candidate:
@@ -113,47 +115,25 @@ def test_a_gpu_that_torch_cannot_open_is_one_line(
 
     FakeCuda(monkeypatch, "GPU-a").mock("get_device_properties", refuse)
     with pytest.raises(UsageError, match=line):
-        agree_device("auto", RankEnv(), None, pytest.fail)
-
-
-def test_sharing_that_the_user_asks_nccl_for_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
-    assert agreed([gpu("GPU-a"), gpu("GPU-a")], "auto", on_slurm=True) == ("cuda", "")
+        agree_device("auto", RankEnv(), lambda own: [own], pytest.fail)
 
 
 def test_the_gpu_is_the_local_ranks_of_those_visible(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = FakeCuda(monkeypatch, "GPU-a", "GPU-b")
-    assert candidate("auto", RankEnv(local_rank=3, world_size=4, local_world_size=4)).index == 1
+    """All ranks hear of all ranks' GPUs, and so conclude the same."""
+    cuda, said, place = (
+        FakeCuda(monkeypatch, "a", "b"),
+        [],
+        RankEnv(rank=3, local_rank=3, world_size=4),
+    )
+    assert candidate("auto", place).index == 1
     assert candidate("cpu", RankEnv()).visible == 0
-    device = agree_device("auto", RankEnv(), None, pytest.fail)
-    assert device == torch.device("cuda", 0) and cuda.chosen == [device]
-
-
-def _all_ranks(world: int, wanted: str, said: list[str] | None = None) -> list[object]:
-    """What each rank, as a thread, concludes at one store; said: its warnings."""
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    warn = [].append if said is None else said.append
-
-    def work(rank: int) -> object:
-        client = dist.TCPStore("127.0.0.1", server.port, wait_for_workers=False)
-        place = RankEnv(rank=rank, local_rank=rank, world_size=world, local_world_size=world)
-        try:
-            return agree_device(wanted, place, client, warn)
-        except UsageError as error:
-            return str(error)
-
-    with ThreadPoolExecutor(world) as ranks:
-        return list(ranks.map(work, range(world)))
-
-
-def test_all_ranks_get_the_same_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    FakeCuda(monkeypatch, "GPU-a", "GPU-b")
-    assert _all_ranks(2, "auto") == [torch.device("cuda", 0), torch.device("cuda", 1)]
-    said: list[str] = []
-    assert _all_ranks(3, "auto", said) == [torch.device("cpu")] * 3
-    assert "2 GPUs for 3 ranks: all ranks compute on the CPU" in said
-    texts = _all_ranks(3, "cuda")
-    assert len(set(texts)) == 1 and "rank 0 on" in str(texts[0]) and "rank 2 on" in str(texts[0])
+    alone = agree_device("auto", RankEnv(), lambda own: [own], pytest.fail)
+    assert alone == torch.device("cuda", 0) and cuda.chosen == [alone]
+    four = lambda own: [replace(own, uuid=f"GPU-{i}", index=i) for i in range(4)]  # noqa: E731
+    assert agree_device("auto", place, four, pytest.fail) == torch.device("cuda", 3)
+    same = lambda own: [own] * 4  # noqa: E731
+    assert agree_device("auto", place, same, said.append) == CPU
+    assert said == ["2 GPUs for 4 ranks: all ranks compute on the CPU"]
 
 
 @pytest.mark.parametrize("module", ["jobkit.payload.main", "jobkit.checks.preflight.cli"])
@@ -174,9 +154,6 @@ def test_a_run_on_the_cpu_hides_the_gpus_before_torch_is_imported(
     lines = [line.rstrip() for line in done.stdout.splitlines() if line.startswith("SEEN")]
     wanted = zip(names, seen, strict=True)
     assert lines == [f"SEEN {name} {value}".rstrip() for name, value in wanted]
-
-
-CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
 
 
 def on_two_gpus(monkeypatch: pytest.MonkeyPatch, precision: str) -> DP:

@@ -1,10 +1,8 @@
 """Signals stop all ranks at one iteration; ranks that differ are named."""
 
-import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -128,35 +126,6 @@ def test_term_while_it_starts_ends_at_once(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     assert process.wait(100) == -signal.SIGTERM
     assert read_json(run.outcome(0)) is None
-
-
-def test_a_forked_child_tells_nobody_and_ends() -> None:
-    """Such as a worker that multiprocessing ends with TERM."""
-    program = textwrap.dedent("""
-        import os, signal, time
-        from jobkit.payload.signals import ENDING, StopRequest
-        stop = StopRequest()
-        stop.listen()
-        stop.listen(*ENDING)
-        ready, told = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.write(told, b"x")
-            time.sleep(600)
-        os.read(ready, 1)
-        os.kill(child, signal.SIGTERM)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
-        time.sleep(0.2)
-        assert stop.signal == "", stop.signal
-        os.kill(os.getpid(), signal.SIGTERM)
-        end = time.monotonic() + 100
-        while not stop.signal and time.monotonic() < end:
-            time.sleep(0.01)
-        assert stop.signal == "SIGTERM", stop.signal
-    """)
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 WORLD = 3

@@ -101,7 +101,7 @@ def test_resnet18_keeps_small_images_large() -> None:
         ("no_such_module:f", "No module named 'no_such_module'"),
         ("own_models:absent", "has no attribute 'absent'"),
         ("own_models:number", "number is not a function or class"),
-        ("own_models:greedy", "needs depth, and is called with num_classes alone"),
+        ("own_models:greedy", "missing a required argument: 'depth'"),
         ("own_models:nothing", "made a NoneType, not a torch.nn.Module"),
         ("own_models:Wrong", "gives (2, 7) for 2 images, not (2, 10)"),
         ("own_models:Crash", "fails on (2, 3, 32, 32) images: "),

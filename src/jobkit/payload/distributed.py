@@ -2,18 +2,17 @@
 
 A rank alone cannot choose its device: two ranks that see one GPU would both take it, which NCCL
 refuses, and on a node whose GPU has failed "auto" would take the CPU while all others wait in NCCL.
-So the ranks compare what they see at a store, before they make a process group.
+So the ranks compare what they see over Gloo, before any of them makes a group of NCCL.
 """
 
 import contextlib
 import datetime
-import json
 import math
 import os
 import socket
 from collections import defaultdict
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,8 +26,6 @@ T = TypeVar("T")
 _MIN_HEARTBEAT_S = 60  # a call of CUDA may hold NCCL's watchdog for some seconds
 _MAX_DUMP_S = 15.0  # torch's default
 _DUMPS = 4  # times that torch waits for a dump before it raises
-_MAY_SHARE = "NCCL_MULTI_RANK_GPU_ENABLE"  # a user's explicit choice; recent NCCL allows it
-_LAST_READ = datetime.timedelta(seconds=10)  # for the ranks to read why they must end
 
 
 @dataclass(frozen=True)
@@ -102,8 +99,13 @@ def agreed(candidates: Sequence[Candidate], wanted: str, on_slurm: bool) -> tupl
             f"{named(without)}: no GPU is visible there, and the other ranks see one; "
             "request one GPU per rank on every node, or use --device cpu"
         )
-    shared = shared_ranks(candidates)
-    if not shared or os.environ.get(_MAY_SHARE) == "1":
+    # NCCL compares host and PCI address: two instances of a partitioned GPU (MIG) are one to it.
+    ranks_of: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for rank, gpu in enumerate(candidates):
+        if gpu.bus or gpu.uuid:
+            ranks_of[(gpu.machine, gpu.bus) if gpu.bus else ("", gpu.uuid)].append(rank)
+    shared = next((ranks for ranks in ranks_of.values() if len(ranks) > 1), [])
+    if not shared:
         return "cuda", ""
     first = candidates[shared[0]]
     if wanted == "auto" and not on_slurm:
@@ -116,52 +118,23 @@ def agreed(candidates: Sequence[Candidate], wanted: str, on_slurm: bool) -> tupl
     )
 
 
-def shared_ranks(candidates: Sequence[Candidate]) -> list[int]:
-    """The ranks of the first GPU that several of them would take; none where no GPU is shared.
-
-    NCCL compares host and PCI address: two instances of a partitioned GPU (MIG) are one to it.
-    """
-    ranks: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for rank, gpu in enumerate(candidates):
-        if gpu.bus or gpu.uuid:
-            ranks[(gpu.machine, gpu.bus) if gpu.bus else ("", gpu.uuid)].append(rank)
-    return next((same for same in ranks.values() if len(same) > 1), [])
-
-
 def agree_device(
-    wanted: str, place: RankEnv, store: dist.Store | None, warn: Callable[[str], None]
+    wanted: str,
+    place: RankEnv,
+    gather: Callable[[Candidate], list[Candidate]],
+    warn: Callable[[str], None],
 ) -> torch.device:
-    """Return this rank's device, after all ranks have compared theirs; warn is rank 0's to call.
+    """Return this rank's device, after all ranks have compared theirs; UsageError on every rank.
 
-    store: of all ranks; None for one process alone. Raises UsageError on every rank.
+    gather: gives every rank's value to every rank. warn: of rank 0's.
     """
-    gpu, on_slurm = candidate(wanted, place), place.job_id is not None
-    if store is None or place.world_size == 1:
-        kind, warning = agreed([gpu], wanted, on_slurm)
-    else:
-        store = dist.PrefixStore("device", store)
-        store.set(f"rank {place.rank}", json.dumps(asdict(gpu)))
-        if place.rank == 0:
-            texts = store.multi_get([f"rank {rank}" for rank in range(place.world_size)])
-            try:
-                gpus = [Candidate(**json.loads(text)) for text in texts]
-                verdict = [*agreed(gpus, wanted, on_slurm)]
-            except UsageError as error:
-                verdict = ["", str(error)]
-            store.set("agreed", json.dumps(verdict))
-        kind, warning = json.loads(store.get("agreed"))
-        if not kind:
-            # Rank 0 may serve the store: it stays until the others know as well.
-            if store.add("read", 1) == place.world_size:
-                store.set("all read", "")
-            with contextlib.suppress(RuntimeError):
-                store.wait(["all read"], _LAST_READ)
-            raise UsageError(warning)
+    gpus = gather(candidate(wanted, place))
+    kind, warning = agreed(gpus, wanted, on_slurm=place.job_id is not None)
     if warning:
         warn(warning)
     if kind == "cpu":
         return torch.device("cpu")
-    device = torch.device("cuda", gpu.index)
+    device = torch.device("cuda", gpus[place.rank].index)
     torch.cuda.set_device(device)
     return device
 
@@ -190,7 +163,12 @@ def join(
     Raises UsageError, on every rank, where the ranks' GPUs cannot be used.
     """
     store = meet(place, timeout_s)
-    return Group(place, agree_device(wanted, place, store, warn), timeout_s, store)
+    group = Group(place, torch.device("cpu"), timeout_s, store)
+    device = agree_device(wanted, place, group.gather, warn)
+    if device.type == "cpu":
+        return group
+    group.close()
+    return Group(place, device, timeout_s, dist.PrefixStore("on GPUs", store))
 
 
 def meet(place: RankEnv, timeout_s: float) -> dist.Store:

@@ -4,7 +4,6 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable
 
 import torch
 import torch.fx
@@ -99,27 +98,19 @@ def _own(name: str, num_classes: int) -> nn.Module:
         raise UsageError(f"--model {name}: {error} (looked in the current folder too)") from None
     if not callable(factory):
         raise UsageError(f"--model {name}: {factory_name} is not a function or class")
-    takes = _takes_num_classes(name, factory)
-    model = factory(num_classes=num_classes) if takes else factory()
+    signature = inspect.signature(factory)
+    words = {"num_classes": num_classes} if "num_classes" in signature.parameters else {}
+    try:
+        signature.bind(**words)
+    except TypeError as error:
+        raise UsageError(
+            f"--model {name}: {error}; it is called with num_classes at most: give the others "
+            "defaults"
+        ) from None
+    model = factory(**words)
     if not isinstance(model, nn.Module):
         raise UsageError(f"--model {name}: made a {type(model).__name__}, not a torch.nn.Module")
     return model
-
-
-def _takes_num_classes(name: str, factory: Callable[..., object]) -> bool:
-    """Whether a factory has a parameter num_classes. UsageError where it needs another as well."""
-    try:
-        known = inspect.signature(factory).parameters
-    except ValueError:  # of C code, which does not say
-        return False
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = [p.name for p in known.values() if p.default is p.empty and p.kind not in variadic]
-    if others := [n for n in needed if n != "num_classes"]:
-        raise UsageError(
-            f"--model {name}: needs {', '.join(others)}, and is called with num_classes alone: "
-            "give the others defaults"
-        )
-    return "num_classes" in known
 
 
 def build_model(spec: RunSpec, num_classes: int) -> nn.Module:

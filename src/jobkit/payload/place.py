@@ -3,16 +3,14 @@
 Nothing here imports torch, whose libraries read the number of threads when they are loaded.
 """
 
+import itertools
 import os
 import re
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from jobkit.errors import UsageError
-
-_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +54,12 @@ def read_rank_env(environ: Mapping[str, str] = os.environ) -> RankEnv:
                 **job,
             )
         elif "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ:
-            place = RankEnv(**read_slurm(environ), **job)
+            place = RankEnv(**_read_slurm(environ, job["restart"]), **job)
         else:
             return RankEnv()
+    except KeyError as error:
+        text = f"the launcher's variables cannot be read: {error.args[0]} is not set"
+        raise UsageError(text) from None
     except ValueError as error:
         raise UsageError(f"the launcher's variables cannot be read: {error}") from None
     if place.world_size % place.local_world_size or place.rank >= place.world_size:
@@ -69,88 +70,56 @@ def read_rank_env(environ: Mapping[str, str] = os.environ) -> RankEnv:
     return place
 
 
-def read_slurm(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of RankEnv for a task that srun started; raises UsageError with the fix."""
-    try:
-        world_size, rank = int(environ["SLURM_NTASKS"]), int(environ["SLURM_PROCID"])
-        local_rank = int(environ["SLURM_LOCALID"])
-        job_id, restart = int(environ["SLURM_JOB_ID"]), environ.get("SLURM_RESTART_COUNT", "0")
-        port = int(
-            environ.get("MASTER_PORT") or default_port(job_id, int(restart), ephemeral_ports())
+def _read_slurm(environ: Mapping[str, str], restart: int) -> dict[str, Any]:
+    """The fields of RankEnv for a task that srun started."""
+    world_size, job_id = int(environ["SLURM_NTASKS"]), int(environ["SLURM_JOB_ID"])
+    tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", str(world_size))
+    # Such as 4(x2): Slurm writes other forms where the nodes have different numbers of tasks.
+    same = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", tasks)
+    if not same or int(same[1]) * int(same[2] or 1) != world_size:
+        raise ValueError(
+            f"SLURM_NTASKS is {world_size} and the step has {tasks} tasks on its nodes; give "
+            "--nodes and --ntasks-per-node, and not --ntasks"
         )
-        counts = tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", str(world_size)))
-        nodes = expand_nodes(environ.get("SLURM_STEP_NODELIST") or environ["SLURM_JOB_NODELIST"])
-    except KeyError as error:
-        raise UsageError(f"Slurm's variables cannot be read: {error.args[0]} is not set") from None
-    except ValueError as error:
-        raise UsageError(f"Slurm's variables cannot be read: {error}") from None
-    if sum(counts) != world_size or len(set(counts)) != 1:
-        raise UsageError(
-            f"SLURM_NTASKS is {world_size} and the step has {sum(counts)} tasks, {counts} on its "
-            "nodes: give --nodes and --ntasks-per-node, and not --ntasks"
-        )
-    suffix = environ.get("JOBKIT_INTERFACE_SUFFIX", "")
+    nodes = expand_nodes(environ.get("SLURM_STEP_NODELIST") or environ["SLURM_JOB_NODELIST"])
+    master = nodes[0] + environ.get("JOBKIT_INTERFACE_SUFFIX", "")
     return {
-        "rank": rank,
-        "local_rank": local_rank,
+        "rank": int(environ["SLURM_PROCID"]),
+        "local_rank": int(environ["SLURM_LOCALID"]),
         "world_size": world_size,
-        "local_world_size": counts[0],
-        "master_addr": environ.get("MASTER_ADDR") or nodes[0] + suffix,
-        "master_port": port,
+        "local_world_size": int(same[1]),
+        "master_addr": environ.get("MASTER_ADDR") or master,
+        "master_port": int(environ.get("MASTER_PORT") or default_port(job_id, restart)),
     }
 
 
 def expand_nodes(text: str) -> list[str]:
     """Expand a Slurm node list, such as 'n[1-3,07-08],gpu[1-2]-ib', into names in order.
 
-    Raises ValueError for text that is not one.
+    The leftmost bracket varies slowest, and zero padding is kept. Raises ValueError for text that
+    is not one.
     """
     groups = re.findall(r"(?:[^,\[\]]|\[[0-9,-]+\])+", text)
     if not groups or ",".join(groups) != text:
         raise ValueError(f"not a node list: {text!r}")
-    return [name for group in groups for name in _expand_group(group)]
-
-
-def _expand_group(group: str) -> list[str]:
-    """Expand one group; the leftmost bracket varies slowest, and zero padding is kept."""
-    head, bracket, rest = group.partition("[")
-    if not bracket:
-        return [head]
-    ranges, _, tail = rest.partition("]")
-    names, ends = [], _expand_group(tail)
-    for part in ranges.split(","):
-        first, _, last = part.partition("-")
-        for number in range(int(first), int(last or first) + 1):
-            names += [f"{head}{number:0{len(first)}d}{end}" for end in ends]
+    names: list[str] = []
+    for group in groups:
+        choices = []
+        for i, part in enumerate(re.split(r"\[(.*?)\]", group)):
+            ends = [word.partition("-") for word in part.split(",")] if i % 2 else []
+            numbers = [
+                f"{number:0{len(first)}d}"
+                for first, _, last in ends
+                for number in range(int(first), int(last or first) + 1)
+            ]
+            choices.append(numbers if i % 2 else [part])
+        names += map("".join, itertools.product(*choices))
     return names
 
 
-def tasks_per_node(text: str) -> list[int]:
-    """Expand SLURM_STEP_TASKS_PER_NODE, such as '4(x2),3', into a count for each node."""
-    counts: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", part)
-        if not match:
-            raise ValueError(f"not a list of tasks: {text!r}")
-        counts += [int(match[1])] * int(match[2] or 1)
-    return counts
-
-
-def default_port(job_id: int, restart: int, ephemeral: tuple[int, int]) -> int:
-    """A port derived from the job id, outside the system's range of ephemeral ports."""
-    low, high = ephemeral
-    below, above = range(10000, max(low, 10000)), range(min(high, 65535) + 1, 65536)
-    free = below if len(below) >= len(above) else above
-    return free[(job_id * 31 + restart * 7919) % len(free)] if free else 29500
-
-
-def ephemeral_ports() -> tuple[int, int]:
-    """The system's range of ephemeral ports."""
-    try:
-        low, high = _EPHEMERAL.read_text().split()
-        return int(low), int(high)
-    except (OSError, ValueError):
-        return 32768, 60999
+def default_port(job_id: int, restart: int) -> int:
+    """A port derived from the job id, below the usual range of ephemeral ports."""
+    return 10_000 + (job_id * 31 + restart * 7919) % 20_000
 
 
 def share_of_cores(local_world_size: int, environ: Mapping[str, str] = os.environ) -> int:

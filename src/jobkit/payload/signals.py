@@ -49,16 +49,9 @@ class StopRequest:
         for number in numbers or (signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, self._receive)
             signal.siginterrupt(number, False)  # what libraries wait for goes on
-        if numbers:  # a forked worker that is told to end has to end
-            os.register_at_fork(after_in_child=_end_as_usual)
 
     def _receive(self, number: int, _: object) -> None:
         self.signal = self.signal or signal.Signals(number).name
-
-
-def _end_as_usual() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class InjectedFault(RuntimeError):

@@ -28,8 +28,6 @@ _NOTHING, _SAVE, _STOP = 0, 1, 2  # the largest request of all ranks counts
 _SPACING = {"cpu": 1, "cuda": 10}
 _MIN_AGREEMENTS = 8  # in what is left of the training: a short one can be stopped as well
 _HUNG = 0.8  # of the timeout: stacks are written
-_ALONE = 1.25  # of the timeout: one rank alone, which no collective ends, ends itself
-_KILL_WAIT_S = 15.0  # from INT or TERM to the end of an iteration; Slurm's KillWait is 30 s
 
 
 class JobGuard:
@@ -67,15 +65,10 @@ class JobGuard:
 
     def alive(self) -> None:
         """The rank makes progress: its stacks are due later."""
-        now = time.monotonic()
-        if self._log is None or now < self._rearm_s:
-            return
-        share = _ALONE if self._alone else _HUNG
-        seconds, ends = share * self._timeout_s, self._alone
-        if self._stop.signal in ("SIGINT", "SIGTERM"):  # SIGKILL comes next, without a word
-            seconds, ends = min(seconds, _KILL_WAIT_S), False
-        faulthandler.dump_traceback_later(seconds, exit=ends, file=self._log)
-        self._rearm_s = now + seconds / 20
+        now, seconds = time.monotonic(), _HUNG * self._timeout_s
+        if self._log is not None and now >= self._rearm_s:  # not each time: it starts a thread
+            faulthandler.dump_traceback_later(seconds, file=self._log)
+            self._rearm_s = now + seconds / 20
 
     def edge(self, trainer: "Trainer") -> None:
         """An iteration is done. Raises Stopped, on every rank, once the state is saved."""

@@ -83,11 +83,11 @@ def step_messages(footprint: Footprint, subject: Subject) -> list[Message]:
             stage=footprint.gradients,
         )
     elif facts.shards_state:
-        from jobkit.payload.strategies.fsdp import model_size, sizes
+        from jobkit.payload.strategies.fsdp import model_size, shard_groups
         from jobkit.planner.activations import fake_model
 
         model, _ = fake_model(spec.model, spec.width, spec.hidden, subject.classes)
-        size = model_size(sizes(model, spec))
+        size = model_size(shard_groups(model, spec))
     return facts.messages(spec.to_dict(), size) or []
 
 

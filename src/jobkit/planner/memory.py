@@ -139,13 +139,13 @@ def _gathered(spec: RunSpec, subject: Subject) -> tuple[int, int, int]:
     The root stays gathered; of the blocks there are the one that computes and those gathered ahead,
     or all of them where they are kept after the forward pass.
     """
-    from jobkit.payload.strategies.fsdp import sizes
+    from jobkit.payload.strategies.fsdp import shard_groups
     from jobkit.planner.activations import fake_model
 
     model, _ = fake_model(spec.model, spec.width, spec.hidden, subject.classes)
-    counted = sizes(model, spec)
-    root = sum(n for group, n in counted if group.root or group.exact)
-    blocks = [n for group, n in reversed(counted) if not (group.root or group.exact)]
+    groups = shard_groups(model, spec)
+    root = sum(g.parameters for g in groups if g.root or g.exact)
+    blocks = [g.parameters for g in reversed(groups) if not (g.root or g.exact)]
     at_once = 1 + max(1, spec.fsdp_prefetch)
     kept = sum(blocks)
     if spec.fsdp_reshard_after_forward:

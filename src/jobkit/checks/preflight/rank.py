@@ -32,7 +32,7 @@ from jobkit.checks.preflight.rendezvous import (
 )
 from jobkit.errors import Exit
 from jobkit.paths import data_root, expanded
-from jobkit.payload.place import default_port, ephemeral_ports, read_rank_env
+from jobkit.payload.place import default_port, read_rank_env
 from jobkit.spec.runspec import RunSpec
 
 _REACH_MASTER = (
@@ -69,7 +69,7 @@ class PreflightRank:
         place = self._place
         ips = find.addresses_of(place.master_addr)
         # A port beside the master's, which must be free for torch's store.
-        port = default_port(place.master_port, 1, ephemeral_ports()) if place.master_port else 0
+        port = default_port(place.master_port, 1) if place.master_port else 0
         try:
             if not ips:
                 raise Unreachable("the name does not resolve to an address")

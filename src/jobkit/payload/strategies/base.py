@@ -194,21 +194,16 @@ class Strategy:
 
     def own_state(self) -> dict[str, Tensor]:
         """What the strategy keeps from one iteration to the next, beside model and optimizer."""
-        if not self.scaler.is_enabled():
-            return {}
-        state = self.scaler.state_dict()
-        return {
-            "scaler.scale": torch.tensor(state["scale"], dtype=torch.float64),
-            "scaler.growth_tracker": torch.tensor(state["_growth_tracker"]),
-        }
+        state = self.scaler.state_dict()  # of fp16; empty otherwise
+        return {f"scaler.{k}": torch.tensor(v, dtype=torch.float64) for k, v in state.items()}
 
     def take_own_state(self, state: Mapping[str, Tensor]) -> None:
         """Take over what own_state() gave; what is absent stays unchanged."""
-        if self.scaler.is_enabled() and "scaler.scale" in state:
-            kept = self.scaler.state_dict()
-            kept["scale"] = state["scaler.scale"].item()
-            kept["_growth_tracker"] = int(state["scaler.growth_tracker"])
-            self.scaler.load_state_dict(kept)
+        kept = self.scaler.state_dict()
+        for name in kept:
+            if (value := state.get(f"scaler.{name}")) is not None:
+                kept[name] = type(kept[name])(value.item())
+        self.scaler.load_state_dict(kept)
 
     def whole(self, gradients: bool = False) -> dict[str, Tensor]:
         """Copies of all parameters, or of their gradients, on the CPU, by their bare names.

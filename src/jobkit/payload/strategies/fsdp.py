@@ -7,7 +7,7 @@ in the time of its latency; a model with no more than one such group is one grou
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,7 +28,6 @@ from jobkit.spec.runspec import RunSpec
 from jobkit.spec.traffic import ModelSize
 from jobkit.units import MIB
 
-Blocks = list[tuple[str, nn.Module]]
 _FP32 = 4  # bytes
 
 
@@ -36,14 +35,11 @@ _FP32 = 4  # bytes
 class ShardGroup:
     """Some modules, without those of groups inside of them."""
 
-    name: str
-    modules: tuple[nn.Module, ...]
+    modules: list[nn.Module]
+    parameters: int = 0  # all shards together
     kept: bool = False  # the backward pass begins with its parameters: they stay gathered
     root: bool = False  # what is left of the model; it stays gathered, too
     exact: bool = False  # computes in fp32 at any precision
-
-
-Sizes = list[tuple[ShardGroup, int]]
 
 
 class FSDP(Strategy):
@@ -51,7 +47,7 @@ class FSDP(Strategy):
 
     def __init__(self, spec: RunSpec, place: RankEnv, device: torch.device) -> None:
         super().__init__(spec, place, device)
-        self.groups: Sizes = []  # with the parameters of each
+        self.groups: list[ShardGroup] = []
         self.shards = place.world_size // spec.fsdp_hybrid_replicas  # ranks of one replica
 
     def check(self) -> None:
@@ -68,32 +64,31 @@ class FSDP(Strategy):
         shape, names = (spec.fsdp_hybrid_replicas, self.shards), ("replicate", "shard")
         first = int(spec.fsdp_hybrid_replicas == 1)
         mesh = make_mesh(self, shape[first:], names[first:])
-        self.groups = sizes(model, spec)  # before torch changes the names of the classes
+        self.groups = shard_groups(model, spec)  # before torch changes the names of the classes
         # On the CPU there is nothing to offload to, and no memory to pin.
         offloads = spec.fsdp_cpu_offload and self.device.type == "cuda"
         # Parameters stay contiguous: fully_shard refuses other memory formats. The input is
         # channels last all the same, which is what the convolutions go by.
         if not offloads:
             model.to(self.device)
-        low, groups = spec.low_precision, [group for group, _ in self.groups]
+        low = spec.low_precision
         policy = MixedPrecisionPolicy(
             param_dtype=self.dtype if low else None,
             reduce_dtype=torch.float32 if low and spec.fsdp_reduce_fp32 else None,
         )
         exact = MixedPrecisionPolicy(cast_forward_inputs=False)
-        for group in groups:
+        for group in self.groups:
             # The root's parameters and those of the last block are the first that the backward pass
             # needs: freed, they would be gathered again at once. None: torch's rule for a root.
             frees = None if group.root else not group.kept
-            modules = list(group.modules)
             fully_shard(
-                modules if len(modules) > 1 else modules[0],
+                group.modules if len(group.modules) > 1 else group.modules[0],
                 mesh=mesh,
                 mp_policy=exact if group.exact else policy,
                 reshard_after_forward=frees if spec.fsdp_reshard_after_forward else False,
                 offload_policy=CPUOffloadPolicy(pin_memory=True) if offloads else OffloadPolicy(),
             )
-        prefetch(groups, spec.fsdp_prefetch)
+        prefetch(self.groups, spec.fsdp_prefetch)
         return model
 
     def describe(self) -> list[str]:
@@ -106,7 +101,7 @@ class FSDP(Strategy):
 
     def group_count(self) -> int:
         """Number of groups that have parameters."""
-        return sum(count > 0 for _, count in self.groups)
+        return sum(group.parameters > 0 for group in self.groups)
 
     def can_fuse(self) -> bool:
         # torch has a rule for sharded tensors for the fused Adams, and none for the fused SGD.
@@ -145,78 +140,74 @@ def shard_groups(model: nn.Module, spec: RunSpec) -> list[ShardGroup]:
 
     Raises UsageError for a class of --fsdp-wrap that the model does not have.
     """
-    norms = tuple(m for m in model.modules() if spec.low_precision and _is_normalisation(m))
-    blocks = [(n, m) for n, m in blocks_of(model, spec) if not any(m is norm for norm in norms)]
-    if spec.fsdp_wrap is not None:
-        found = [ShardGroup(name, (module,)) for name, module in blocks]
-    else:
-        found = _merged(blocks, spec)
-    # One for all of them: of each a group would be the smallest of messages.
-    inner = [ShardGroup("batch normalisation", norms, kept=True, exact=True)] if norms else []
-    return [*inner, *reversed(found), ShardGroup("root", (model,), root=True)]
-
-
-def _merged(blocks: Blocks, spec: RunSpec) -> list[ShardGroup]:
-    """Neighbouring blocks in groups, in the model's order; none where one group has them all."""
-    least = spec.fsdp_group_mib * MIB
-    found: list[Blocks] = [[]]
-    for block in blocks:
-        if found[-1] and (spec.fsdp_group_mib == 0 or _bytes(found[-1]) >= least):
-            found.append([])
-        found[-1].append(block)
-    if spec.fsdp_group_mib and len(found) > 1 and _bytes(found[-1]) < least:
-        found[-2:] = [found[-2] + found[-1]]
-    if not found[0] or (spec.fsdp_group_mib and len(found) == 1):
-        return []
-    last = len(found) - 1
-    return [
-        ShardGroup(_name(each), tuple(m for _, m in each), kept=i == last)
-        for i, each in enumerate(found)
+    # Batch normalisation keeps fp32 in any precision: its statistics need it, and so must weights.
+    # As in torch's first FSDP, which left these modules out of mixed precision. One group for all
+    # of them: of each a group would be the smallest of messages.
+    norms: list[nn.Module] = [
+        m
+        for m in model.modules()
+        if spec.low_precision and isinstance(m, _BatchNorm) and parameters_of(m)
     ]
+    blocks = [m for m in blocks_of(model, spec) if not any(m is norm for norm in norms)]
+    if spec.fsdp_wrap is None:
+        merged = _merged(blocks, spec.fsdp_group_mib * MIB)
+        found = [ShardGroup(modules, kept=modules is merged[-1]) for modules in merged]
+    else:
+        found = [ShardGroup([module]) for module in blocks]
+    inner = [ShardGroup(norms, kept=True, exact=True)] if norms else []
+    groups, taken = [], set[int]()
+    for group in (*inner, *reversed(found), ShardGroup([model], root=True)):
+        own = {id(p): p.numel() for m in group.modules for p in m.parameters()}
+        count = sum(n for key, n in own.items() if key not in taken)
+        groups.append(replace(group, parameters=count))
+        taken |= own.keys()
+    return groups
 
 
-def _name(blocks: Blocks) -> str:
-    first, last = blocks[0][0], blocks[-1][0]
-    return first if len(blocks) == 1 else f"{first} to {last}"
+def _merged(blocks: list[nn.Module], least: float) -> list[list[nn.Module]]:
+    """Neighbouring blocks in groups of so many bytes at least, in the model's order.
 
-
-def _bytes(blocks: Blocks) -> int:
-    return sum(parameters_of(module) for _, module in blocks) * _FP32
-
-
-def _is_normalisation(module: nn.Module) -> bool:
-    """Batch normalisation keeps fp32 in any precision: its statistics need it, and so must weights.
-
-    As in torch's first FSDP, which left these modules out of mixed precision.
+    None where one group would have them all; 0: each block alone.
     """
-    return isinstance(module, _BatchNorm) and any(True for _ in module.parameters())
+
+    def size(group: list[nn.Module]) -> int:
+        return _FP32 * sum(map(parameters_of, group))
+
+    merged: list[list[nn.Module]] = []
+    for block in blocks:
+        if not merged or size(merged[-1]) >= least:
+            merged.append([])
+        merged[-1].append(block)
+    if len(merged) > 1 and size(merged[-1]) < least:
+        merged[-2:] = [merged[-2] + merged[-1]]
+    return [] if least and len(merged) == 1 else merged
 
 
-def blocks_of(model: nn.Module, spec: RunSpec) -> Blocks:
-    """The modules that can be sharded on their own, by name, in the model's order.
+def blocks_of(model: nn.Module, spec: RunSpec) -> list[nn.Module]:
+    """The modules that can be sharded on their own, in the model's order.
 
     The direct children, or with --fsdp-wrap the modules of these classes, outer before inner.
     """
     if spec.fsdp_wrap is None:
-        return [(n, m) for n, m in _children(model) if parameters_of(m)]
-    inside = [(n, m) for n, m in model.named_modules() if n]
-    known = {type(m).__name__ for _, m in inside}
+        return [m for m in _children(model) if parameters_of(m)]
+    inside = [m for m in model.modules() if m is not model]
+    known = {type(m).__name__ for m in inside}
     wanted = {word.strip() for word in spec.fsdp_wrap.split(",")}
     for name in sorted(wanted - known):
         raise UsageError(
             f"--fsdp-wrap: the model has no module of class '{name}' "
             f"(it has: {', '.join(sorted(known))})"
         )
-    return [(n, m) for n, m in inside if type(m).__name__ in wanted and parameters_of(m)]
+    return [m for m in inside if type(m).__name__ in wanted and parameters_of(m)]
 
 
-def _children(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def _children(model: nn.Module) -> Iterator[nn.Module]:
     """The direct children; of a list of modules, which is never called itself, its own."""
-    for name, child in model.named_children():
+    for child in model.children():
         if isinstance(child, nn.ModuleList | nn.ModuleDict):
-            yield from ((f"{name}.{inner}", module) for inner, module in _children(child))
+            yield from _children(child)
         else:
-            yield name, child
+            yield child
 
 
 def parameters_of(module: nn.Module) -> int:
@@ -224,20 +215,9 @@ def parameters_of(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def sizes(model: nn.Module, spec: RunSpec) -> Sizes:
-    """The groups as shard_groups has them, with the number of parameters of each."""
-    taken: set[int] = set()
-    found = []
-    for group in shard_groups(model, spec):
-        own = {id(p): p.numel() for m in group.modules for p in m.parameters()}
-        found.append((group, sum(n for key, n in own.items() if key not in taken)))
-        taken |= own.keys()
-    return found
-
-
-def model_size(groups: Sizes) -> ModelSize:
+def model_size(groups: Sequence[ShardGroup]) -> ModelSize:
     """What of the model decides FSDP's traffic. A group without parameters sends nothing."""
-    counted = [(group.kept or group.root, _FP32 * count) for group, count in groups if count]
+    counted = [(g.kept or g.root, _FP32 * g.parameters) for g in groups if g.parameters]
     return ModelSize(
         parameters=sum(size for _, size in counted),
         shard_groups=tuple(size for kept, size in counted if not kept),

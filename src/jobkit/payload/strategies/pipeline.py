@@ -5,7 +5,7 @@ through one stage after the other. Both run on torch.distributed.pipelining; mor
 pipeline has make copies of it, whose gradients are averaged.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -27,7 +27,6 @@ from jobkit.payload.strategies.stages import Sendable, cut, owners, tensors_only
 from jobkit.spec.runspec import RunSpec
 
 STAGES_PER_RANK = 2  # stages of the interleaved schedule
-Loss = Callable[[Tensor, Tensor], Tensor]
 Schedule = ScheduleGPipe | Schedule1F1B | ScheduleInterleaved1F1B
 
 
@@ -69,8 +68,20 @@ class Pipeline(Strategy):
             f"--precision fp16, strategy {self.name}: each stage would scale its own loss; "
             "take bf16, which needs no scale",
         )
-        if self.microbatched:
-            self._check_microbatches()
+        # 1F1B keeps every stage busy from the start, and so needs a microbatch for each.
+        least = self.ranks if self.schedule == "1f1b" else 1
+        refuse(
+            self.microbatches < least,
+            f"--microbatches {self.microbatches}: 1f1b needs one at least for each of {least} "
+            "stages",
+        )
+        parts = self.data_world_size * self.spec.accumulate * self.microbatches
+        refuse(
+            self.microbatched and self.spec.steps_batch_size % parts != 0,
+            f"--microbatches {self.microbatches} does not divide the global batch of "
+            f"{self.spec.steps_batch_size} (pipelines: {self.data_world_size}, "
+            f"--accumulate: {self.spec.accumulate})",
+        )
 
     def _microbatches(self) -> int:
         """Microbatches of a forward pass: as said, or the fewest that keep every stage busy."""
@@ -79,22 +90,6 @@ class Pipeline(Strategy):
         share = self.spec.steps_batch_size // (self.data_world_size * self.spec.accumulate)
         fitting = (n for n in range(self.ranks, share + 1) if share % n == 0)
         return self.spec.microbatches or next(fitting, self.ranks)
-
-    def _check_microbatches(self) -> None:
-        """Raise UsageError where they are too few for the schedule, or do not divide the batch."""
-        microbatches, passes = self.microbatches, self.data_world_size * self.spec.accumulate
-        # 1F1B keeps every stage busy from the start, and so needs one for each.
-        least = self.ranks if self.spec.pipeline_schedule == "1f1b" else 1
-        refuse(
-            microbatches < least,
-            f"--microbatches {microbatches}: 1f1b needs one at least for each of {least} stages",
-        )
-        refuse(
-            self.spec.steps_batch_size % (passes * microbatches) != 0,
-            f"--microbatches {microbatches} does not divide the global batch of "
-            f"{self.spec.steps_batch_size} (pipelines: {self.data_world_size}, "
-            f"--accumulate: {self.spec.accumulate})",
-        )
 
     def stages_of(self, model: nn.Module) -> list[nn.Module]:
         """The model as the stages that follow each other; UsageError where it cannot be cut."""
@@ -195,17 +190,15 @@ class Pipeline(Strategy):
                 for i, stage in zip(here, self.model.children(), strict=True)
             ]
             loss = (lambda *ends: self.loss(*ends) * self._weight) if training else None
-            self._schedules[samples, training] = self._make(stages, loss)
+            how: dict[str, Any] = {"loss_fn": loss, "scale_grads": False}
+            if self.schedule == "interleaved":
+                made: Schedule = ScheduleInterleaved1F1B([*stages], self.microbatches, **how)
+            else:
+                # Without a loss there is nothing to go backward for, and the two are the same.
+                kind = Schedule1F1B if self.schedule == "1f1b" and training else ScheduleGPipe
+                made = kind(stages[0], self.microbatches, **how)
+            self._schedules[samples, training] = made
         return self._schedules[samples, training]
-
-    def _make(self, stages: list[PipelineStage], loss: Loss | None) -> Schedule:
-        if self.schedule == "interleaved":
-            return ScheduleInterleaved1F1B(
-                [*stages], self.microbatches, loss_fn=loss, scale_grads=False
-            )
-        # Without a loss there is nothing to go backward for, and the two are the same.
-        kind = Schedule1F1B if self.schedule == "1f1b" and loss else ScheduleGPipe
-        return kind(stages[0], self.microbatches, loss_fn=loss, scale_grads=False)
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self.model.parameters() if p.grad is not None]
