@@ -12,7 +12,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -121,6 +121,17 @@ def end_process(pid: int, is_ours: Callable[[int, list[bytes]], bool]) -> bool:
     while process_start(pid) == start:
         time.sleep(_POLL_S)
     return True
+
+
+def environments() -> Iterator[tuple[int, dict[str, str]]]:
+    """The pid and the variables of each process of this machine that this user may look at."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            text = os.fsdecode((folder / "environ").read_bytes())
+        except OSError:  # it has ended, or is another user's
+            continue
+        pairs = (entry.partition("=") for entry in text.split("\0"))
+        yield int(folder.name), {name: value for name, _, value in pairs}
 
 
 # --- what a process has started -------------------------------------------------------------------

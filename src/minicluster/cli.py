@@ -74,8 +74,11 @@ def parser() -> argparse.ArgumentParser:
             f"--{name}", dest=key, type=kind, default=usual, metavar="N",
             help=f"{text} (default: {usual})",
         )  # fmt: skip
+    new["up"].add_argument(
+        "--no-accounting", dest="accounting", action="store_false",
+        help="no slurmdbd, no MariaDB, no sacct; faster",
+    )  # fmt: skip
     for name, text in (
-        ("no-accounting", "no slurmdbd, no MariaDB, no sacct; faster"),
         ("preemption", "add a partition, urgent, whose jobs preempt (requeue) those of batch"),
         ("netns", "each node in a network namespace (needs root)"),
         ("memory-limits", "kill jobs that use more than their --mem; they end FAILED"),
@@ -92,27 +95,11 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def command_line(root: Path, command: str) -> str:
-    """The command line for this cluster, as the user would type it.
-
-    After `sudo hpc/minicluster up` the user's shell has another default folder than root's.
-    """
-    usual = root == clusters.folder_of(None) and "SUDO_UID" not in os.environ
-    return f"hpc/minicluster {command}" + ("" if usual else f" --dir {root}")
-
-
 def bring_up(root: Path, args: argparse.Namespace) -> None:
     """Bring a cluster up, and say what comes next."""
     begin = time.monotonic()
-    cluster = clusters.up(
-        Cluster(
-            root=root, nodes=args.nodes, cores=args.cores, gpus=args.gpus,
-            memory_mib=args.memory_mib, accounting=not args.no_accounting,
-            preemption=args.preemption, netns=args.netns, memory_limits=args.memory_limits,
-            enforce=args.enforce,
-        ),
-        lambda text: print(text, flush=True),
-    )  # fmt: skip
+    asked = {name: value for name, value in vars(args).items() if name not in ("command", "dir")}
+    cluster = clusters.up(Cluster(root=root, **asked), lambda text: print(text, flush=True))
     parts = f"{cluster.cores} cores, {cluster.gpus} GPUs, {cluster.memory_mib} MiB"
     took_s = time.monotonic() - begin
     print(f"up: {cluster.node_range} idle, each {parts}; {took_s:.1f} s")
@@ -123,8 +110,8 @@ def bring_up(root: Path, args: argparse.Namespace) -> None:
             "note: node names (n1, ...) do not resolve inside jobs, as that needs the right to "
             "mount (root); take the address that `sinfo -h -n n1 -o %o` prints"
         )
-    print(f'next:\n  eval "$({command_line(root, "env")})"\n  sinfo\n  {_FIRST_STEP}')
-    print(f"  {command_line(root, 'down')}")
+    print(f'next:\n  eval "$(hpc/minicluster env --dir {root})"\n  sinfo\n  {_FIRST_STEP}')
+    print(f"  hpc/minicluster down --dir {root}")
 
 
 def status(root: Path) -> int:
@@ -138,14 +125,12 @@ def status(root: Path) -> int:
     for name in cluster.node_names:
         cut = "; its link is cut" if name in cluster.cut else ""
         print(f"{name}: {shown.get(name, 'unknown')}{cut}")
-    if not lost:
+    if lost:
+        print(f"daemons not running: {', '.join(lost)}; restart a node: hpc/minicluster start NODE")
+        print("start from scratch: hpc/minicluster up")
+    elif own:
         print("daemons: all running")
-        return Exit.OK
-    print(
-        f"daemons not running: {', '.join(lost)}; restart a node: "
-        f"{command_line(root, 'start NODE')}; start from scratch: {command_line(root, 'up')}"
-    )
-    return Exit.FAILED
+    return Exit.FAILED if lost else Exit.OK
 
 
 def run(args: argparse.Namespace) -> int:
@@ -176,7 +161,7 @@ def main(argv: list[str] | None = None) -> int:
     os.umask(0o022)  # root's cluster is for other users too
     try:
         args = parser().parse_args(argv)
-        if args.command == "up" and args.enforce and args.no_accounting:
+        if args.command == "up" and args.enforce and not args.accounting:
             raise UsageError("--enforce needs the accounting: leave --no-accounting out")
         return run(args)
     except UsageError as error:
@@ -185,6 +170,3 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("minicluster: interrupted", file=sys.stderr)
         return Exit.INTERRUPTED
-    except BrokenPipeError:  # `... | head`
-        sys.stderr.close()
-        return Exit.OK

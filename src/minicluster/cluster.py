@@ -8,6 +8,7 @@ import secrets
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from jobkit.permissions import check_study, private_folder
 from minicluster import config, machine, network
 from minicluster.config import MAX_NODES, STATE_FILE, Cluster, tag
 from minicluster.daemons import Starter, daemon_names
-from minicluster.processes import dead, end, members, wait_until
+from minicluster.processes import dead, end, members
 
 # slurmstepd makes the socket <folder>/spool/<node>/<node>_<job>.<step>, and a socket's path is at
 # most 107 bytes long.
@@ -108,7 +109,7 @@ def up(cluster: Cluster, say: Callable[[str], None]) -> Cluster:
             return current
         if current:
             say("the previous cluster has crashed; removing its remains")
-        with _on_signals(_interrupt):
+        with on_signals(_interrupt):
             take_down(root)
             try:
                 with machine.free_ports(cluster):
@@ -119,7 +120,7 @@ def up(cluster: Cluster, say: Callable[[str], None]) -> Cluster:
                     Starter(cluster).start_all(say)
                 (root / "db-init.sql").unlink()
             except BaseException:
-                with _on_signals(signal.SIG_IGN):  # a second Ctrl-C must not leave half behind
+                with on_signals(signal.SIG_IGN):  # a second Ctrl-C must not leave half behind
                     take_down(root)
                 raise
         return cluster
@@ -167,7 +168,7 @@ def write_files(cluster: Cluster) -> None:
 
 def down(root: Path) -> bool:
     """Take the cluster down; False when there was nothing."""
-    with locked(root), _on_signals(signal.SIG_IGN):
+    with locked(root), on_signals(signal.SIG_IGN):
         check_folder(root)
         there = root.exists() or bool(members(root))
         take_down(root)
@@ -181,7 +182,9 @@ def take_down(root: Path) -> None:
         # The jobs by Slurm first: an `srun` in another terminal then ends as well.
         for partition in cluster.partitions:
             machine.ask(root, "scancel", f"--partition={partition}", timeout_s=2.0)
-        wait_until(lambda: not machine.ask(root, "squeue", "-h", timeout_s=2.0), 2.0, 0.1)
+        deadline = time.monotonic() + 2
+        while machine.ask(root, "squeue", "-h", timeout_s=2.0) and time.monotonic() < deadline:
+            time.sleep(0.1)
     end(root, _GRACE_S)
     network.remove(root)
     if root.exists():
@@ -251,7 +254,8 @@ def _interrupt(signum: int, _frame: FrameType | None) -> None:
 
 
 @contextmanager
-def _on_signals(handler: signal._HANDLER) -> Iterator[None]:
+def on_signals(handler: signal._HANDLER) -> Iterator[None]:
+    """Handle the signals that end a command so, for a while."""
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {signum: signal.signal(signum, handler) for signum in signals}
     try:

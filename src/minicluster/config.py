@@ -117,15 +117,24 @@ def user_name() -> str:
 
 def slurm_conf(cluster: Cluster) -> str:
     """slurm.conf, whole."""
-    head = "# Written by hpc/minicluster. Each `up` rewrites it."
-    parts = (_controller, _scheduling, _limits, _accounting, _nodes, _partitions)
-    return "\n".join([head, "", *(part(cluster) for part in parts)])
-
-
-def _controller(cluster: Cluster) -> str:
-    root, port = cluster.root, cluster.base_port
-    user = user_name()
+    root, port, user = cluster.root, cluster.base_port, user_name()
+    patience, tcp, preempt = "SlurmdTimeout=20\n", "", "PreemptType=preempt/none\n"
+    if cluster.nodes > MANY_NODES:
+        patience = (
+            "# So many nodes on one machine answer late.\nSlurmdTimeout=120\nMessageTimeout=60\n"
+        )
+    if cluster.subnet:
+        tcp = "TCPTimeout=3\n"
+    if cluster.preemption:
+        preempt = "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n"
+    select, frequency, gather = "CR_Core", 2, ""
+    if cluster.memory_limits:
+        select, frequency = "CR_Core_Memory", 1
+        gather = "JobAcctGatherParams=OverMemoryKill\n"
+    # proctrack/linuxproc would leave processes behind that ignore TERM.
     return f"""\
+# Written by hpc/minicluster. Each `up` rewrites it.
+
 ClusterName=minicluster
 SlurmctldHost={short_host()}({cluster.control_address})
 SlurmctldPort={port}
@@ -146,20 +155,7 @@ MpiDefault=none
 MpiParams=ports={port + 300}-{port + 399}
 # Job ids of two clusters on one machine differ: MASTER_PORT is derived from the id.
 FirstJobId={port * 10}
-"""
 
-
-def _scheduling(cluster: Cluster) -> str:
-    tcp = "TCPTimeout=3\n" if cluster.subnet else ""
-    patience = "SlurmdTimeout=20\n"
-    if cluster.nodes > MANY_NODES:
-        patience = (
-            "# So many nodes on one machine answer late.\nSlurmdTimeout=120\nMessageTimeout=60\n"
-        )
-    preempt = "PreemptType=preempt/none\n"
-    if cluster.preemption:
-        preempt = "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n"
-    return f"""\
 SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=1,sched_interval=5
 # Without it a job for more nodes than there are waits forever instead of being refused.
@@ -169,23 +165,17 @@ MinJobAge=300
 SlurmctldTimeout=30
 {patience}# A node that was away comes back by itself.
 ReturnToService=2
-{tcp}{preempt}"""
-
-
-def _limits(cluster: Cluster) -> str:
-    # proctrack/linuxproc would leave processes behind that ignore TERM.
-    select, frequency, gather = "CR_Core", 2, ""
-    if cluster.memory_limits:
-        select, frequency = "CR_Core_Memory", 1
-        gather = "JobAcctGatherParams=OverMemoryKill\n"
-    return f"""\
+{tcp}{preempt}
 SelectType=select/cons_tres
 SelectTypeParameters={select}
 ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency={frequency}
-{gather}"""
+{gather}
+{_accounting(cluster)}
+{_nodes(cluster)}
+{_partitions(cluster)}"""
 
 
 def _accounting(cluster: Cluster) -> str:

@@ -10,12 +10,12 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from jobkit.errors import NotStarted
-from jobkit.processes import children_of, process_start
+from jobkit.processes import children_of, environments, process_start
 
 MARK = "JOBKIT_MINICLUSTER_DAEMON_OF"  # its value: the cluster's folder, a colon, the daemon's name
 
@@ -31,10 +31,10 @@ class Member(NamedTuple):
 def members(root: Path) -> list[Member]:
     """Every process of the cluster, with all their descendants, but not this one."""
     found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
-            if member := _member(folder, root):
-                found[member.pid] = member
+    for pid, environ in environments():
+        with contextlib.suppress(OSError):  # it has ended
+            if member := _member(pid, environ, root):
+                found[pid] = member
     for member in (queue := [*found.values()]):
         for pid in children_of(member.pid):
             if pid not in found and process_start(pid) is not None:
@@ -44,22 +44,20 @@ def members(root: Path) -> list[Member]:
     return [*found.values()]
 
 
-def _member(folder: Path, root: Path) -> Member | None:
-    text = (folder / "environ").read_text(errors="replace")
-    environ = dict(pair.split("=", 1) for pair in text.split("\0") if "=" in pair)
+def _member(pid: int, environ: Mapping[str, str], root: Path) -> Member | None:
     owner, _, name = environ.get(MARK, "").partition(":")
     if owner == str(root):
-        return Member(int(folder.name), name, name.partition("slurmd.")[2])
+        return Member(pid, name, name.partition("slurmd.")[2])
     # A shell that ran `env` has SLURM_CONF too: only what runs on a node has SLURMD_NODENAME.
     if environ.get("SLURM_CONF") == f"{root}/slurm.conf" and "SLURMD_NODENAME" in environ:
-        return Member(int(folder.name), "", environ["SLURMD_NODENAME"])
+        return Member(pid, "", environ["SLURMD_NODENAME"])
+    folder = Path(f"/proc/{pid}")
     if (folder / "comm").read_text().startswith("slurm"):
         # slurmstepd has left slurmd's family, and its title has overwritten its environment.
         links = "\n".join(str(entry.readlink()) for entry in (folder / "fd").iterdir())
-        if log := re.search(
-            rf"^{re.escape(str(root))}/log/slurm(ctld|d\.(\w+))\.log$", links, re.M
-        ):
-            return Member(int(folder.name), "", log[2] or "")
+        pattern = rf"^{re.escape(str(root))}/log/slurm(?:ctld|d\.(\w+))\.log$"
+        if log := re.search(pattern, links, re.MULTILINE):
+            return Member(pid, "", log[1] or "")
     return None
 
 
@@ -86,13 +84,3 @@ def end(root: Path, grace_s: float, which: Callable[[Member], bool] = lambda mem
         signalled.update(left)
         time.sleep(0.02)
     return len(signalled)
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float, interval_s: float = 0.02) -> bool:
-    """Poll until the condition holds; False when it did not within the time."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(interval_s)
-    return True

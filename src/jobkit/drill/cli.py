@@ -8,11 +8,9 @@ import argparse
 import contextlib
 import functools
 import math
-import shutil
-import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from jobkit.drill.faults import FAULTS, REFERENCE, FaultCase, show, write_csv
 from jobkit.drill.places import LocalPlace, Place, SlurmPlace
@@ -21,7 +19,7 @@ from jobkit.drill.run import PATIENCE_S, Drill, Halted
 from jobkit.errors import Exit, Parser, UsageError, command, one_of, positive
 from jobkit.launch.slurm_cluster import find_site
 from jobkit.paths import StudyPaths
-from minicluster.cluster import temporary
+from minicluster.cluster import on_signals, temporary
 
 AT = 25  # the default of --at
 EPILOG = """examples:
@@ -135,7 +133,8 @@ def run(args: argparse.Namespace, program: Program, faults: Sequence[FaultCase])
     names = sorted(p.name for p in study.folder.iterdir()) if study.folder.exists() else []
     if strange := [name for name in names if name not in ours]:
         raise UsageError(f"{study.folder} holds other files ({strange[0]}); choose a --name")
-    with interruptible() as halted, contextlib.ExitStack() as stack:
+    halted = threading.Event()  # on which the drill ends its runs
+    with on_signals(lambda *_: halted.set()), contextlib.ExitStack() as stack:
         if args.minicluster:
             say("bringing up a minicluster ...")
             stack.enter_context(temporary("drill", preemption=True))
@@ -143,10 +142,6 @@ def run(args: argparse.Namespace, program: Program, faults: Sequence[FaultCase])
             place=place_of(args), study=study, program=program, patience_s=args.patience, say=say,
             halted=halted,
         )  # fmt: skip
-        drill.check(faults)  # before what an earlier drill left is removed
-        if study.folder.exists():
-            shutil.rmtree(study.folder)
-        study.folder.mkdir(parents=True)
         rows = drill.run(faults)
     write_csv(rows, study.drill)
     show(rows, console)
@@ -158,19 +153,6 @@ def run(args: argparse.Namespace, program: Program, faults: Sequence[FaultCase])
     if halted.is_set():
         return Exit.INTERRUPTED
     return Exit.THRESHOLD if bad else Exit.OK
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[threading.Event]:
-    """Yield an event that a signal sets, on which the drill ends its runs and undoes the faults."""
-    halted = threading.Event()
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {n: signal.signal(n, lambda *_: halted.set()) for n in numbers}
-    try:
-        yield halted
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def place_of(args: argparse.Namespace) -> Place:

@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -25,7 +25,7 @@ from jobkit.launch.slurm_options import (
 )
 from jobkit.outcome import slurm_jobs
 from jobkit.paths import REPOSITORY, RunPaths, write_whole
-from jobkit.processes import Children
+from jobkit.processes import Children, environments
 from jobkit.spec.runspec import PlannedRun
 from minicluster.machine import DIR_VARIABLE
 
@@ -33,14 +33,11 @@ Size = dict[str, int]  # nodes, and ranks_per_node
 MARK = "JOBKIT_DRILL"  # in the environment of all that a drill starts
 
 
-def marked(mark: str) -> list[int]:
-    """The processes on this machine that carry the mark in their environment."""
-    pids, text = [], f"{MARK}={mark}\0".encode()
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
-            if text in (folder / "environ").read_bytes() and int(folder.name) != os.getpid():
-                pids.append(int(folder.name))
-    return pids
+def marked(mark: str) -> dict[int, dict[str, str]]:
+    """The variables of each process of this machine that carries the mark in them, by pid."""
+    found = {pid: variables for pid, variables in environments() if variables.get(MARK) == mark}
+    found.pop(os.getpid(), None)
+    return found
 
 
 def end_marked(mark: str, within_s: float) -> int:
@@ -56,17 +53,13 @@ def end_marked(mark: str, within_s: float) -> int:
     return len(left)
 
 
-def signal_ranks(mark: str, number: int, rank: int | None = None) -> int:
-    """Signal the processes of one rank, or of all, on this machine; return how many."""
-    count = 0
-    for pid in marked(mark):
-        with contextlib.suppress(OSError):
-            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            ranks = [int(v[5:]) for v in variables if v.startswith(b"RANK=")]
-            if ranks and rank in (None, *ranks):
-                os.kill(pid, number)
-                count += 1
-    return count
+def signal_ranks(mark: str, number: int, ranks: Sequence[str] = ("0", "1")) -> int:
+    """Signal the processes of ranks on this machine; return how many."""
+    pids = [pid for pid, variables in marked(mark).items() if variables.get("RANK") in ranks]
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+    return len(pids)
 
 
 @dataclass(kw_only=True)

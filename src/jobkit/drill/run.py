@@ -2,6 +2,7 @@
 
 import contextlib
 import secrets
+import shutil
 import signal
 import threading
 import time
@@ -27,10 +28,6 @@ AT_ONCE = 3  # runs on Slurm; most of their time they wait
 _LINGER_S = 60.0  # for processes to end after their run
 
 
-class Lost(Exception):
-    """The run did not recover, or could not be tested; the text says why."""
-
-
 class Halted(Exception):
     """The drill was interrupted."""
 
@@ -40,7 +37,7 @@ def noting(notes: list[str]) -> Iterator[None]:
     """Append errors to the notes, so that one fault does not end the runs of others."""
     try:
         yield
-    except (Lost, UsageError, OSError) as wrong:
+    except (UsageError, OSError) as wrong:
         notes.append(str(wrong))
 
 
@@ -76,15 +73,15 @@ class Drill:
     halted: threading.Event  # by a signal to the drill
     token: str = field(default_factory=lambda: secrets.token_hex(6))
 
-    def check(self, faults: Sequence[FaultCase]) -> dict[str, str]:
-        """Why each fault cannot be injected here, "" if it can; UsageError where none can."""
+    def run(self, faults: Sequence[FaultCase]) -> list[Row]:
+        """Run the reference, then a run for each fault; return their rows, in order.
+
+        What an earlier drill left is removed, unless no fault can be injected (UsageError).
+        """
         whys = {fault.name: impossible(self.place, self.program, fault) for fault in faults}
         check_any(whys)
-        return whys
-
-    def run(self, faults: Sequence[FaultCase]) -> list[Row]:
-        """Run the reference, then a run for each fault; return their rows, in order."""
-        whys = self.check(faults)
+        if self.study.folder.exists():
+            shutil.rmtree(self.study.folder)
         self.say("reference: the run without a fault, as the reference")
         reference = FaultRun(self, REFERENCE)
         took_s = reference.run_reference()
@@ -148,7 +145,7 @@ class FaultRun:
         self._start({}, first=False)
         try:
             self._wait_for_end()
-        except Lost as lost:
+        except UsageError as lost:
             raise UsageError(
                 f"the run without a fault: {lost}; give a longer --patience, or a shorter run"
             ) from None
@@ -180,7 +177,7 @@ class FaultRun:
 
         self._wait("the injection point", lambda: there() or not self.started.look())
         if not there() or (fault.action and not self.started.look()):
-            raise Lost(f"the run {self.started.end_text} before the fault")
+            raise UsageError(f"the run {self.started.end_text} before the fault")
         if fault.action:
             self.inject()
         else:  # the program did it
@@ -205,7 +202,9 @@ class FaultRun:
                 self.drill.place.preempt(self.started.nodes)
             case "kill" | "hang":  # of a command
                 number = signal.SIGKILL if self.fault.action == "kill" else signal.SIGSTOP
-                self._wait("a process of rank 1", lambda: signal_ranks(self.mark, number, 1) > 0)
+                self._wait(
+                    "a process of rank 1", lambda: signal_ranks(self.mark, number, ["1"]) > 0
+                )
 
     def _until_done(self) -> None:
         while True:
@@ -213,7 +212,7 @@ class FaultRun:
             if run_state(self.paths).status == "ok":
                 return
             if len(self.starts) == STARTS:
-                raise Lost(f"not ok after {STARTS} starts")
+                raise UsageError(f"not ok after {STARTS} starts")
             self.drill.say(f"{self.fault.name}: {self.started.end_text}; restarting the run")
             self._start({}, first=False)
 
@@ -221,13 +220,13 @@ class FaultRun:
         self._wait("the run's end", lambda: not self.started.look())
 
     def _wait(self, what: str, condition: Callable[[], bool]) -> None:
-        """Wait until the condition holds. Raises Lost after patience_s, Halted on an interrupt."""
+        """Wait until the condition holds. Raises UsageError after patience_s, or Halted."""
         deadline = time.monotonic() + self.drill.patience_s
         while not condition():
             if self.drill.halted.is_set():
                 raise Halted
             if time.monotonic() > deadline:
-                raise Lost(f"{what}: not reached within {self.drill.patience_s:g} s")
+                raise UsageError(f"{what}: not reached within {self.drill.patience_s:g} s")
             time.sleep(self.drill.place.poll_s)
 
     def _cancel_what_runs(self) -> None:

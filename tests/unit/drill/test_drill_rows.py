@@ -201,7 +201,7 @@ def test_one_rank_is_signalled_or_all() -> None:
     for rank in ({"RANK": "0"}, {"RANK": "1"}, {}):
         wait = [sys.executable, "-c", "input()"]
         started.append(subprocess.Popen(wait, env=env | rank, stdin=subprocess.PIPE))
-    assert places.signal_ranks("one-rank", signal.SIGKILL, rank=1) == 1
+    assert places.signal_ranks("one-rank", signal.SIGKILL, ["1"]) == 1
     assert started[1].wait(300) == -9
     assert places.signal_ranks("one-rank", signal.SIGTERM) == 1
     assert started[0].wait(300) == -15
