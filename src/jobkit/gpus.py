@@ -4,6 +4,7 @@ The one table of what differs between NVIDIA (CUDA) and AMD (ROCm): the commands
 variables that choose among them, and the option of a container.
 """
 
+import itertools
 import os
 import re
 import subprocess
@@ -50,10 +51,9 @@ VENDORS = {
 def count_gpus(environ: Mapping[str, str] = os.environ) -> int:
     """Return how many GPUs a process started here would see."""
     for vendor in VENDORS.values():
-        names = list(dict.fromkeys(_listed(vendor)))
-        # CUDA shows a process one instance only of GPUs that are partitioned (MIG).
-        count = 1 if "MIG" in names else len(names)
-        if count:
+        if names := set(_listed(vendor)):
+            # CUDA shows a process one instance only of GPUs that are partitioned (MIG).
+            count = 1 if "MIG" in names else len(names)
             return min(count, *(_chosen(environ.get(name), count) for name in vendor.visible))
     return 0
 
@@ -84,12 +84,9 @@ def _chosen(text: str | None, count: int) -> int:
     """How many of the GPUs a variable such as CUDA_VISIBLE_DEVICES chooses; None: all."""
     if text is None:
         return count
-    chosen = 0
-    for word in text.split(","):
-        # What is after an invalid entry, such as -1, does not count.
-        if not re.fullmatch(r"\d+|(GPU|MIG)-[\w/-]+", word.strip()):
-            break
-        chosen += 1
+    # What is after an invalid entry, such as -1, does not count.
+    words = (re.fullmatch(r"\d+|(GPU|MIG)-[\w/-]+", word.strip()) for word in text.split(","))
+    chosen = len([*itertools.takewhile(bool, words)])
     return min(chosen, 1) if "MIG-" in text else chosen
 
 

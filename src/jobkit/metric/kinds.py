@@ -30,10 +30,8 @@ KINDS: dict[str, dict[str, str]] = {
         "device_type": "cuda or cpu",
         "backend": "nccl or gloo",
         "devices": "number of GPUs (CPU: processes) that compute: more than world_size with dp",
-        "versions": "versions of python, torch, cuda or hip, nccl and cudnn; on a GPU also fp32 "
-        "(ieee or tf32), deterministic, cudnn_benchmark and the variables that --deterministic "
-        "sets; of the first rank's GPU driver, clocks, power limit and uncorrected ECC errors, as "
-        "far as nvidia-smi reports them",
+        "versions": "of python, torch, cuda or hip, nccl and cudnn; on a GPU also fp32, "
+        "deterministic, cudnn_benchmark, driver, clocks, power limit and uncorrected ECC errors",
         "git_commit": "Git commit of the code",
         "job_id": "id of the scheduler's job, if any",
         "global_batch_size": "samples in one optimizer step",
@@ -43,12 +41,12 @@ KINDS: dict[str, dict[str, str]] = {
         "parameters": "parameters of the model",
         "shard_groups": "FSDP: groups of parameters that are gathered and reduced at once",
         "threads": "CPU threads per rank",
-        "source": "what measured: meter, auto (the start-up hook), lightning, transformers or "
-        "accelerate; absent: jobkit's own training",
+        "source": "meter, auto (the start-up hook), lightning, transformers or accelerate; "
+        "absent: jobkit's own training",
         "unit": "what work is counted in: samples, tokens, images, ...; null: not known",
         "work_per_step": "units of work in one optimizer step over all ranks, where it is fixed",
-        "work_source": "stated (by the study or the program), computed (from the program's "
-        "settings), counted (by the program, at each step) or inferred (from the batches)",
+        "work_source": "stated, computed (from settings), counted (by the program, at each step) "
+        "or inferred (from the batches)",
         "warmup_steps": "optimizer steps at the start of the process that are not compared",
     },
     "startup": {
@@ -70,18 +68,13 @@ KINDS: dict[str, dict[str, str]] = {
         "timed_images": "images trained in epoch_time_s: those of the epoch without the warm-up",
         "images_per_s": "training throughput over all ranks: timed_images / epoch_time_s",
         "eval_time_s": "wall time of the evaluation, maximum over ranks",
-        "data_wait_s": "part of epoch_time_s spent waiting for batches, maximum over ranks; on a "
-        "GPU, where the images are: the host's time to issue the operations that make them",
+        "data_wait_s": "part of epoch_time_s spent waiting for batches, maximum over ranks",
         "peak_memory_mib": "allocated_memory_mib; on the CPU resident_memory_mib",
-        "allocated_memory_mib": "peak memory of tensors on the GPU since the start, maximum over "
-        "ranks; null on the CPU",
-        "reserved_memory_mib": "peak memory reserved by PyTorch's allocator on the GPU, "
-        "maximum over ranks; null on the CPU",
-        "device_memory_mib": "memory of the GPU in use after an epoch as its driver says, CUDA's "
-        "context, NCCL's buffers and other processes included, maximum over ranks; null where that "
-        "is not known",
-        "resident_memory_mib": "peak resident set size of a process since its start, on the "
-        "host, maximum over ranks",
+        "allocated_memory_mib": "peak memory of tensors on a GPU, maximum over ranks",
+        "reserved_memory_mib": "peak memory of PyTorch's allocator on a GPU, maximum over ranks",
+        "device_memory_mib": "memory of a GPU in use after an epoch by its driver, all processes "
+        "and CUDA's context included, maximum over ranks",
+        "resident_memory_mib": "peak resident set size of a process, maximum over ranks",
         "lr": "learning rate of the last step",
         "begun_at": "samples of the epoch that an earlier attempt had trained on",
         "values": "other numbers that the program names: columns of epochs.csv by their names",
@@ -106,12 +99,10 @@ KINDS: dict[str, dict[str, str]] = {
         "at_s": "seconds since the rank's first sample",
         "host": "name of the node",
         "alone": "whether the job has its nodes alone; else a node's energy is not counted",
-        "cpu_busy": "load of all cores of the node since the sample before, whoever caused it, "
-        "0 to 1; null on other ranks than the first of a node",
+        "cpu_busy": "load of all cores since the sample before, 0 to 1; of a node's first rank",
         "other_load": "of cpu_busy what is not of the run's own processes",
         "memory_mib": "memory of the node in use, likewise",
-        "gpu_busy": "share of the time in which a kernel was running on the rank's GPU, as its "
-        "driver reports it for a last period of its own; null where it does not",
+        "gpu_busy": "share of the time in which a kernel ran on the rank's GPU, by its driver",
         "gpu_memory_mib": "memory of the rank's GPU in use",
         "gpu_processes": "processes that compute on the rank's GPU, as its driver counts them",
         "gpu_uuids": "hash of the UUIDs of the rank's GPUs: ranks that share them count them once",

@@ -27,7 +27,6 @@ SECONDS = {"s": 1.0, "sec": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0
 MIB = {"kib": 2.0**-10, "mib": 1.0, "gib": 2.0**10}
 MIB |= {"kb": 1e3 / 2**20, "mb": 1e6 / 2**20, "gb": 1e9 / 2**20}
 _KEYS = ("program", "source", "contains", "of", "spans", "sample")
-_MAX_EXPRESSION = 2000  # characters
 _STEP = ("step", "steps", "iteration", "iter", "global_step")
 _ALIASES = {"loss": "train_loss", "accuracy": "val_accuracy"}
 _UNITS = "|".join(SECONDS)
@@ -101,25 +100,41 @@ def make_pattern(values: Mapping[str, Any], name: str = "own", *, new: bool = Fa
     a time or a rate, and for a rate of which "of" is not said.
     """
     try:
-        for key, value in values.items():
-            if not isinstance(value, str):
-                raise UsageError(f"{key} must be a string")
-        lines = {k: v for k, v in values.items() if k not in _KEYS}
-        if not lines:
-            raise UsageError("no regular expression in it")
-        _check_groups([g for key, text in lines.items() for g in _groups(key, text)], values)
-        if new and "spans" not in values:
-            raise UsageError(
-                "what does a line's time cover? Add spans = 'step' (one step), 'interval' (the "
-                "steps since the line before) or 'running' (all since the start)"
-            )
-        one_of("spans", values.get("spans", "interval"), SPANS)
-        if "of" in values:
-            one_of("of", values["of"], OF)
+        _check(values, new)
     except UsageError as error:
         raise UsageError(f"pattern {name}: {error}") from None
-    known = {k: v for k, v in values.items() if k in _KEYS}
-    return Pattern(name=name, lines=tuple(lines.values()), **known)
+    lines = tuple(text for key, text in values.items() if key not in _KEYS)
+    return Pattern(name=name, lines=lines, **{k: v for k, v in values.items() if k in _KEYS})
+
+
+def _check(values: Mapping[str, Any], new: bool) -> None:
+    """Raise UsageError for a table that is no pattern."""
+    quantities: dict[str, Quantity] = {}
+    for key, text in values.items():
+        if not isinstance(text, str):
+            raise UsageError(f"{key} must be a string")
+        if key not in _KEYS:
+            quantities |= {group: quantity_of(group) for group in _groups(key, text)}
+    if not quantities:
+        raise UsageError("no regular expression in it")
+    if not any(q.kind in ("step_time", "rate") for q in quantities.values()):
+        raise UsageError(
+            "no group says a time or a rate, as step_time_ms or tokens_per_s; it has "
+            + ", ".join(quantities)
+        )
+    for group, quantity in quantities.items():
+        if quantity.kind in ("rate", "work") and not quantity.per_rank and "of" not in values:
+            raise UsageError(
+                f"is {group} of all ranks or of one? Add of = 'total' or of = 'per_rank'"
+            )
+    if new and "spans" not in values:
+        raise UsageError(
+            "what does a line's time cover? Add spans = 'step' (one step), 'interval' (the "
+            "steps since the line before) or 'running' (all since the start)"
+        )
+    one_of("spans", values.get("spans", "interval"), SPANS)
+    if "of" in values:
+        one_of("of", values["of"], OF)
 
 
 def pattern_of(spec: object, *, new: bool = False) -> Pattern | None:
@@ -135,8 +150,6 @@ def pattern_of(spec: object, *, new: bool = False) -> Pattern | None:
 
 def _groups(key: str, text: str) -> list[str]:
     """The named groups of one expression. Raises UsageError where it has none."""
-    if len(text) > _MAX_EXPRESSION:
-        raise UsageError(f"{key} has more than {_MAX_EXPRESSION:,} characters")
     try:
         groups = list(re.compile(text).groupindex)
     except (re.error, RecursionError, OverflowError) as error:
@@ -145,18 +158,3 @@ def _groups(key: str, text: str) -> list[str]:
         hint = nearest(key, _KEYS)
         raise UsageError(f"{key} has no named group, as (?P<step>[0-9]+){hint}")
     return groups
-
-
-def _check_groups(groups: list[str], values: Mapping[str, Any]) -> None:
-    """Raise UsageError where no group is a time or a rate, or a rate's ranks are not said."""
-    quantities = {group: quantity_of(group) for group in groups}
-    if not any(q.kind in ("step_time", "rate") for q in quantities.values()):
-        raise UsageError(
-            "no group says a time or a rate, as step_time_ms or tokens_per_s; it has "
-            + ", ".join(quantities)
-        )
-    for group, quantity in quantities.items():
-        if quantity.kind in ("rate", "work") and not quantity.per_rank and "of" not in values:
-            raise UsageError(
-                f"is {group} of all ranks or of one? Add of = 'total' or of = 'per_rank'"
-            )

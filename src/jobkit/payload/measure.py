@@ -18,7 +18,6 @@ from torch.profiler import profile
 
 from jobkit.payload.batches import Step
 from jobkit.payload.strategies.blocks import kept_statistics
-from jobkit.spec.runspec import Window
 
 if TYPE_CHECKING:
     from jobkit.payload.train import Trainer
@@ -96,12 +95,12 @@ class Profiler:
     rank, which waits for those that write one.
     """
 
-    def __init__(self, window: Window, trace: Path | None) -> None:
-        self._window, self._trace = window, trace
+    def __init__(self, steps: range, trace: Path | None) -> None:
+        self._steps, self._trace = steps, trace
         self._profile: profile | None = None
 
     def wants(self, trainer: "Trainer") -> bool:
-        return self._window.first <= trainer.progress.iteration + 1 <= self._window.last
+        return self._steps[0] <= trainer.progress.iteration + 1 <= self._steps[-1]
 
     def before(self, trainer: "Trainer", step: Step) -> None:
         if self._trace and self._profile is None:
@@ -110,7 +109,7 @@ class Profiler:
                 self._profile.start()
 
     def after(self, trainer: "Trainer", step: Step) -> None:
-        if trainer.progress.iteration != self._window.last:
+        if trainer.progress.iteration != self._steps[-1]:
             return
         with trainer.clock.paused():
             if self._profile and self._trace:
@@ -118,6 +117,6 @@ class Profiler:
                 self._trace.parent.mkdir(parents=True, exist_ok=True)
                 self._profile.export_chrome_trace(str(self._trace))
                 self._profile = None
-                window = f"iterations {self._window.first} to {self._window.last}"
+                window = f"iterations {self._steps[0]} to {self._steps[-1]}"
                 trainer.report.info(f"{window} were profiled: {self._trace}")
             dist.barrier()

@@ -43,7 +43,7 @@ from jobkit.payload.stop import JobGuard
 from jobkit.payload.strategies import strategy_class
 from jobkit.payload.strategies.base import make_optimizer
 from jobkit.payload.train import Observer, Trainer
-from jobkit.spec.runspec import Every, RunSpec, Window
+from jobkit.spec.runspec import Every, RunSpec, profiled_steps
 from jobkit.spec.strategies import FACTS, owners
 
 # A setting (or the beginning of its name), what must hold for it to matter on a device, and that
@@ -388,10 +388,10 @@ def _observers(job: RankJob, trainer: Trainer) -> list[Observer]:
     """What measures single iterations."""
     spec, place = trainer.spec, job.place
     observers: list[Observer] = [Difference()]
-    if window := Window.of(spec.profile):
+    if spec.profile:
         on_first_node = place.rank < place.local_world_size
         trace = job.paths.trace(job.attempt, place.rank) if job.paths and on_first_node else None
-        observers.append(Profiler(window, trace))
+        observers.append(Profiler(profiled_steps(spec.profile), trace))
     if spec.check_ranks:
         observers.append(SameRanks(spec.check_ranks))
     return observers

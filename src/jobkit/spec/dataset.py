@@ -28,13 +28,10 @@ def check_source(dataset: str) -> None:
 
     Looks at names only; what lies inside the images shows when they are converted.
     """
-    path = folder_path(dataset)
-    if path is None:
+    if (path := folder_path(dataset)) is None:
         return
-    if dataset == FOLDER:
-        raise UsageError("folder: needs a path, as folder:/data/images")
-    if dataset == IDX:
-        raise UsageError("idx: needs a path, as idx:/data/mnist")
+    if dataset in WITH_PATH:
+        raise UsageError(f"{dataset} needs a path, as {dataset}/data/images")
     if dataset.startswith(IDX):
         find_idx(path)
         return
@@ -42,8 +39,7 @@ def check_source(dataset: str) -> None:
         if not path.is_dir():
             packed = "; unpack it first" if path.exists() else ""
             raise UsageError(f"{path}: no such directory of images{packed}")
-        parts = ("train", "test")
-        check_classes(path, *({c.name for c in _folders(path / p)} for p in parts))
+        check_classes(path, *(_folders(path / part) for part in ("train", "test")))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from None
 
@@ -60,8 +56,8 @@ def check_classes(path: Path, train: set[str], test: set[str]) -> list[str]:
     return sorted(train)
 
 
-def _folders(path: Path) -> list[Path]:
-    return [p for p in path.iterdir() if p.is_dir()] if path.is_dir() else []
+def _folders(path: Path) -> set[str]:
+    return {p.name for p in path.iterdir() if p.is_dir()} if path.is_dir() else set()
 
 
 def find_idx(folder: Path) -> dict[str, Path]:

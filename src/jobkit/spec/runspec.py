@@ -143,22 +143,12 @@ class Every:
         )
 
 
-@dataclass(frozen=True)
-class Window:
-    """The optimizer steps that are profiled, first to last, counted from 1 over all epochs."""
-
-    first: int
-    last: int
-
-    @classmethod
-    def of(cls, text: str | None) -> "Window | None":
-        """Read 20-22, or 20. Raises UsageError for anything else."""
-        if text is None:
-            return None
-        match = re.fullmatch(r"([1-9][0-9]{0,8})(?:-([1-9][0-9]{0,8}))?", text)
-        if match and int(match[1]) <= int(match[2] or match[1]):
-            return cls(int(match[1]), int(match[2] or match[1]))
-        raise UsageError(f"profile = {text!r}: must be iterations, as 20-22, counted from 1")
+def profiled_steps(text: str) -> range:
+    """Read 20-22, or 20: steps counted from 1 over all epochs. Raises UsageError for all else."""
+    match = re.fullmatch(r"([1-9][0-9]{0,8})(?:-([1-9][0-9]{0,8}))?", text)
+    if match and (steps := range(int(match[1]), int(match[2] or match[1]) + 1)):
+        return steps
+    raise UsageError(f"profile = {text!r}: must be iterations, as 20-22, counted from 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +169,7 @@ class RunSpec(Settings, PlannedRun):
         if self.strategy in ONE_RANK and (ranks := self.world_size) > 1:
             raise UsageError(f"strategy '{self.strategy}' runs at 1 rank, not {ranks}; use ddp")
         Every.of(self.checkpoint_every)
-        Window.of(self.profile)
+        profiled_steps(self.profile or "1")
         if self.steps_batch_size < self.accumulate:
             raise UsageError(f"--accumulate {self.accumulate} is more than the samples in a step")
 

@@ -126,9 +126,7 @@ class Settings:
     repeat: int = setting(0, "index of this repeat of the same settings", low=0)
     strategy: str = setting("ddp", "parallel strategy", choices=STRATEGIES)
     epochs: int = setting(5, "passes over the training samples", low=1)
-    max_steps: int | None = setting(
-        None, "optimizer steps after which a run ends as ok, if --epochs has not ended it", low=1
-    )
+    max_steps: int | None = setting(None, "optimizer steps after which a run ends as ok", low=1)
     seed: int = setting(0, "seed of weights, order and augmentation", low=0, high=2**31 - 1)
     device: str = setting(
         "auto", "cuda, cpu, or auto: a GPU if there is one", choices=("auto", "cpu", "cuda")
@@ -149,8 +147,7 @@ class Settings:
     )
     fp32: str = setting(
         "auto",
-        "GPU: what fp32 is in convolutions and matrix products; tf32 keeps 10 bits of a mantissa; "
-        "auto: tf32, with --deterministic ieee",
+        "GPU: fp32 of convolutions and matrix products; auto: tf32, with --deterministic ieee",
         choices=("auto", "ieee", "tf32"),
     )
     deterministic: bool = setting(
@@ -164,7 +161,7 @@ class Settings:
         choices=("default", "reduce-overhead", "max-autotune"),
     )
     activation_checkpointing: bool = setting(
-        False, "activation checkpointing: recompute each block's activations in the backward pass"
+        False, "recompute each block's activations in the backward pass"
     )
     dataset: str = setting(
         "cifar10",
@@ -174,16 +171,11 @@ class Settings:
     data_dir: str | None = setting(
         None, "directory of data and prepared caches (default: $JOBKIT_DATA_DIR)", identity=False
     )
-    train_samples: int | None = setting(
-        None, "limit training samples to N (synthetic: generate N)", low=1
-    )
-    test_samples: int | None = setting(
-        None, "limit test samples to N (synthetic: generate N)", low=1
-    )
+    train_samples: int | None = setting(None, "training samples: at most N; synthetic: N", low=1)
+    test_samples: int | None = setting(None, "test samples: at most N; synthetic: N", low=1)
     train_split: float | None = setting(
         None,
-        "share of the training samples that train; the others, by chance but the same in every "
-        "run, take the place of the test samples",
+        "share of the training samples that train; the others are the test samples",
         low=0.001,
         high=0.999,
     )
@@ -206,9 +198,7 @@ class Settings:
     momentum: float = setting(0.9, "momentum of SGD", low=0.0, high=1.0)
     weight_decay: float = setting(5e-4, "weight decay", low=0.0)
     lr_schedule: str = setting(
-        "onecycle",
-        "learning rate schedule",
-        choices=("onecycle", "cosine", "constant"),
+        "onecycle", "learning rate schedule", choices=("onecycle", "cosine", "constant")
     )
     lr_scaling: str = setting(
         "none",
@@ -216,23 +206,15 @@ class Settings:
         choices=("none", "linear", "sqrt"),
     )
     lr_base_batch_size: int = setting(256, "the batch size that --lr was tuned for", low=1)
-    speed_run: bool = setting(
-        False,
-        "the speed run's techniques: alternating flips and reflected crops, smoothed labels, fast "
-        "biases, Lookahead, its own rate, test-time augmentation",
-    )
-    clip_norm: float | None = setting(
-        None, "clip the global norm of the gradients to this value", low=0.0
-    )
+    speed_run: bool = setting(False, "the speed run's techniques (docs/recipe.md)")
+    clip_norm: float | None = setting(None, "largest global norm of the gradients", low=0.0)
     ddp_bucket_mib: float = setting(
         25.0, "ddp: bucket size of the all-reduce in MiB", low=0.001, group="strategy ddp"
     )
     ddp_static_graph: bool = setting(
         False, "ddp: promise that every iteration uses the same parameters in the same order"
     )
-    ddp_find_unused_parameters: bool = setting(
-        False, "ddp: search each forward pass for unused parameters"
-    )
+    ddp_find_unused_parameters: bool = setting(False, "ddp: find unused parameters in each pass")
     ddp_comm_hook: str = setting(
         "none", "ddp: compress gradients before they are sent", choices=COMM_HOOKS
     )
@@ -247,10 +229,7 @@ class Settings:
         group="strategy fsdp",
     )
     fsdp_group_mib: float = setting(
-        4.0,
-        "fsdp: neighbouring blocks are merged until they have this many MiB of parameters, as "
-        "each unit is waited for (0: each block on its own)",
-        low=0.0,
+        4.0, "fsdp: MiB of parameters to which blocks are merged (0: each on its own)", low=0.0
     )
     fsdp_reshard_after_forward: bool = setting(
         True, "fsdp: free the gathered parameters after the forward pass"
@@ -262,10 +241,7 @@ class Settings:
     )
     fsdp_prefetch: int = setting(0, "fsdp: prefetch depth in blocks (0: torch's default)", low=0)
     pipeline_stages: int | None = setting(
-        None,
-        "pp: ranks per pipeline; more ranks run replicas of it (default: all)",
-        low=1,
-        group="strategies pp and mp",
+        None, "pp: ranks per pipeline (default: all)", low=1, group="strategies pp and mp"
     )
     pipeline_schedule: str = setting("1f1b", "pp: order of the microbatches", choices=SCHEDULES)
     pipeline_split: str | None = setting(
@@ -298,15 +274,13 @@ class Settings:
     )
     why: int = setting(
         5,
-        "steps that are profiled at each of a few places, outside of the rate, to say where the "
-        "time goes and who is late (0: none)",
+        "steps that are profiled at each of a few places, to say where the time goes (0: none)",
         low=0,
         identity=False,
     )
     check_ranks: int = setting(
         0,
-        "compare a checksum of the parameters over the ranks after each so many iterations; where "
-        "ranks that hold the same differ, the run ends with code 4 (0: never)",
+        "iterations after which the ranks' parameters are compared; code 4 where they differ",
         low=0,
         identity=False,
     )

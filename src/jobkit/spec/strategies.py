@@ -6,7 +6,7 @@ an entry here and that class: options, studies, memory, advice, forecasts and ve
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from jobkit.units import MIB
 
 Settings = Mapping[str, Any]  # of a RunSpec, or a row of results.csv
 # Share of the bytes of fp32, for a precision or a hook; auto counts as fp32.
-_OF_FP32 = {"none": 1.0, "auto": 1.0, "fp32": 1.0, "fp16": 0.5, "bf16": 0.5, "powersgd": 1.0}
+_OF_FP32 = {"none": 1.0, "auto": 1.0, "fp32": 1.0, "fp16": 0.5, "bf16": 0.5}
 
 
 @dataclass(frozen=True)
@@ -59,17 +59,9 @@ class Facts(ABC):
     def messages(self, settings: Settings, size: ModelSize) -> list[Message] | None:
         """What one optimizer step sends; None where it does not follow from the size."""
 
-    def is_modelled(self, settings: Settings) -> bool:
-        """Whether `messages` are what is sent, and not only an upper bound."""
-        return True
-
 
 def _world(settings: Settings) -> int:
     return int(settings["nodes"] * settings["ranks_per_node"])
-
-
-def _everyone(settings: Settings) -> Scope:
-    return scope_of(_world(settings), settings["ranks_per_node"])
 
 
 class SingleFacts(Facts):
@@ -122,17 +114,18 @@ class DDPFacts(Facts):
         ),
     )
 
-    def messages(self, settings: Settings, size: ModelSize) -> list[Message]:
-        """An all-reduce of each bucket of gradients."""
+    def messages(self, settings: Settings, size: ModelSize) -> list[Message] | None:
+        """An all-reduce of each bucket of gradients.
+
+        What PowerSGD sends depends on its rank and the layers' shapes.
+        """
+        if settings["ddp_comm_hook"] == "powersgd":
+            return None
         # Buckets are filled with gradients before a hook makes them smaller.
         buckets = max(1, math.ceil(size.parameters / (settings["ddp_bucket_mib"] * MIB)))
         sent = size.parameters * _OF_FP32[settings["ddp_comm_hook"]] / buckets
-        ranks = _everyone(settings)
+        ranks = scope_of(_world(settings), settings["ranks_per_node"])
         return [Message("all_reduce", sent, ranks, buckets)]
-
-    def is_modelled(self, settings: Settings) -> bool:
-        """Not under PowerSGD: what it sends depends on its rank and the layers' shapes."""
-        return bool(settings["ddp_comm_hook"] != "powersgd")
 
 
 class FSDPFacts(Facts):
@@ -184,9 +177,8 @@ class FSDPFacts(Facts):
         """
         replicas, per_node = settings["fsdp_hybrid_replicas"], settings["ranks_per_node"]
         shards = self.shards(settings)
-        low = _OF_FP32[settings["precision"]]
+        low, microbatches = _OF_FP32[settings["precision"]], int(settings["accumulate"])
         reduced = 1.0 if settings["fsdp_reduce_fp32"] else low
-        microbatches = int(settings["accumulate"])
         passes = 1 + bool(settings["fsdp_reshard_after_forward"])  # that gather each group
         inside, messages = scope_of(shards, per_node), list[Message]()
         groups = size.shard_groups or (() if size.kept_groups else (size.parameters,))
@@ -250,11 +242,8 @@ class ModelParallelFacts(PipelineFacts):
         return _world(settings)
 
 
-_ALL: Sequence[Facts] = (
-    *(SingleFacts(), DPFacts(), DDPFacts(), FSDPFacts()),
-    *(ModelParallelFacts(), PipelineFacts()),
-)
-FACTS: Mapping[str, Facts] = {facts.name: facts for facts in _ALL}
+_ALL = (SingleFacts, DPFacts, DDPFacts, FSDPFacts, ModelParallelFacts, PipelineFacts)
+FACTS: Mapping[str, Facts] = {kind.name: kind() for kind in _ALL}
 
 
 def owners(setting: str) -> list[str]:

@@ -14,7 +14,7 @@ from jobkit.payload import signals as faults
 from jobkit.payload.main import parser, read_settings
 from jobkit.payload.signals import StopRequest
 from jobkit.spec import options
-from jobkit.spec.runspec import SETTINGS, Every, RunSpec, Window
+from jobkit.spec.runspec import SETTINGS, Every, RunSpec, profiled_steps
 from jobkit.spec.study import STUDIES, Study
 
 META = {f.name: f.metadata for f in fields(RunSpec)}
@@ -82,8 +82,7 @@ def test_a_checkpoint_is_every_epoch_some_iterations_or_a_time() -> None:
 
 
 def test_what_is_profiled_is_a_window() -> None:
-    found = [Window.of(text) for text in ("20-22", "7", None)]
-    assert found == [Window(20, 22), Window(7, 7), None]
+    assert [*map(profiled_steps, ("20-22", "7"))] == [range(20, 23), range(7, 8)]
     for text in ("3-2", "0", "20-"):
         with pytest.raises(UsageError, match="must be iterations, as 20-22"):
             RunSpec(profile=text)
