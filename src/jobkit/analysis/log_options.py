@@ -4,6 +4,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,12 +18,12 @@ if TYPE_CHECKING:
 _TRY = """examples:
   python -m jobkit try-pattern slurm-17.out --pattern nanogpt
   python -m jobkit try-pattern train.log --pattern my.toml --ranks 8
-  python -m jobkit try-pattern train.log --line 'step (?P<step>\\d+) took (?P<step_time_s>\\S+)'
 
 A group's name says its quantity and unit: step, step_time_ms, tokens_per_s, images_per_s_per_gpu,
 tokens_per_step, data_wait_s, memory_gib, train_loss; others are free columns:
 docs/own-program.md. Exit codes: 0 a line was found, 2 wrong usage, 3 no line was found.
 """
+_SHOWN = 20  # matches of try-pattern
 
 
 def add_log_options(parser: argparse.ArgumentParser) -> None:
@@ -64,9 +65,16 @@ def given_logs(args: argparse.Namespace) -> "GivenLogs":
         raise UsageError("give STUDY or --logs, not both")
     if not args.size:
         raise UsageError("--logs needs --size: an expression that finds each log's number of ranks")
-    files = [path for word in args.logs for path in _files(word)]
+    files: dict[Path, Path] = {}
+    for word in args.logs:
+        names = [word] if Path(word).is_file() else sorted(glob(word))  # noqa: PTH207 in quotes
+        logs = [path for path in map(Path, names) if path.is_file()]
+        if not logs:
+            raise UsageError(f"--logs {word!r}: no such file")
+        for path in logs:
+            files.setdefault(path.resolve(), path.absolute())
     return GivenLogs(
-        files=tuple({path.resolve(): path.absolute() for path in reversed(files)}.values())[::-1],
+        files=tuple(files.values()),
         size=args.size,
         pattern=load_pattern(args.pattern, new=True) if args.pattern else None,
         ranks_per_node=args.gpus_per_node,
@@ -91,21 +99,6 @@ def logs_folder(name: str | None, words: Sequence[str]) -> Path:
     return paths.folder
 
 
-def _files(word: str) -> list[Path]:
-    """The files of one word: itself, or those that it matches. Raises UsageError for none."""
-    path = Path(word)
-    if path.is_file():
-        return [path]
-    base = Path(path.anchor or ".")
-    try:
-        files = sorted(f for f in base.glob(str(path.relative_to(path.anchor))) if f.is_file())
-    except (ValueError, IndexError):  # no pattern
-        files = []
-    if not files:
-        raise UsageError(f"--logs {word!r}: no such file")
-    return files
-
-
 @command
 def try_pattern(argv: Sequence[str] | None = None) -> int:
     """Show what a pattern finds in a log, with line numbers; return the exit code."""
@@ -114,41 +107,29 @@ def try_pattern(argv: Sequence[str] | None = None) -> int:
         description="Show what a pattern finds in a log: a line for each match, then the rate.",
         epilog=_TRY,
     )
-    add, count = parser.add_argument, at_least(int, 1)
-    add("log", type=Path, metavar="FILE", help="a log")
-    add("--pattern", metavar="NAME", help=_patterns())
-    add("--line", metavar="REGEX", help="an expression in place of --pattern")
-    add("--of", metavar="WORD", help="its rates are total or per_rank")
-    add("--spans", metavar="WORD", help="its times: step, interval or running")
-    add("--ranks", type=count, metavar="N", help="number of ranks")
-    add("--most", type=count, default=20, metavar="N", help="matches shown (default 20)")
+    parser.add_argument("log", type=Path, metavar="FILE", help="a log")
+    parser.add_argument("--pattern", metavar="NAME", required=True, help=_patterns())
+    parser.add_argument("--ranks", type=at_least(int, 1), metavar="N", help="number of ranks")
     args = parser.parse_args(argv)
-    if bool(args.line) == bool(args.pattern):
-        raise UsageError("give --pattern or --line")
 
     from jobkit.analysis.collect.lines import matches, observed_lines
     from jobkit.analysis.collect.steps import rate_row
-    from jobkit.metric.pattern import load_pattern, make_pattern
+    from jobkit.metric.pattern import load_pattern
     from jobkit.outcome.logs import open_log
 
-    table = {name: value for name in ("line", "of", "spans") if (value := getattr(args, name))}
-    pattern = load_pattern(args.pattern) if args.pattern else make_pattern(table)
+    pattern = load_pattern(args.pattern, new=True)
     try:
         with open_log(args.log, Path("/")) as stream:
             lines = list(matches(stream, pattern))
     except OSError as error:
         raise UsageError(f"{args.log}: {error.strerror or error}") from None
-    for _, place, groups in lines[: args.most]:
+    for _, place, groups in lines[:_SHOWN]:
         shown = "  ".join(f"{k}={v.strip()}" for k, v in groups.items())
         print(f"line {place}: {shown or 'may be truncated: not used'}")
-    if len(lines) > args.most:
-        print(f"... and {len(lines) - args.most} more (--most N shows more)")
     if not lines:
         print(f"{args.log}: no line of pattern {pattern.name} in it", file=sys.stderr)
         return Exit.INCOMPLETE
     observed = observed_lines(lines, pattern, args.ranks, {})
-    if args.line and not args.spans:
-        print("--spans is not said: each line is taken as one of an interval")
     print(f"{len(lines)} lines found" + (f"; {pattern.contains}" if pattern.contains else ""))
     for sentence in observed.not_taken if observed else ():
         print(f"  {sentence}")

@@ -95,10 +95,6 @@ class PlannedRun:
         """What is planned, with what it leaves to the device as a run recorded it."""
         return self
 
-    def differing(self, recorded: "PlannedRun") -> dict[str, tuple[Any, Any]]:
-        """The settings that a run recorded otherwise: as recorded, as planned."""
-        return {}
-
     @property
     def device(self) -> str | None:
         """'cuda', 'cpu' or 'auto'; None: the program decides."""
@@ -222,13 +218,6 @@ class RunSpec(Settings, PlannedRun):
         left = [n for n, value in self.left_to_device.items() if getattr(self, n) == value]
         decided = {n: getattr(recorded, n) for n in left if hasattr(recorded, n)}
         return self.from_dict({**vars(self), **decided}) if decided else self
-
-    def differing(self, recorded: PlannedRun) -> dict[str, tuple[Any, Any]]:
-        """The settings of its identity that a run recorded otherwise; the size's come first."""
-        first = ("strategy", "nodes", "ranks_per_node")
-        names = (*first, *sorted(OF_IDENTITY - {*first}))
-        pairs = {n: (getattr(recorded, n, None), getattr(self, n)) for n in names}
-        return {n: pair for n, pair in pairs.items() if pair[0] != pair[1]}
 
     def comparable(self) -> dict[str, Any]:
         """The settings but those of the size, with the batch that stays as the size grows."""

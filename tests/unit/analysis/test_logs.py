@@ -182,13 +182,13 @@ def test_a_rate_of_the_warm_up_alone_is_said(folder: Path) -> None:
 def test_try_pattern_shows_lines_and_the_rate(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert try_pattern(["slurm-a.out", "--pattern", "nanogpt", "--most", "2"]) == Exit.OK
-    shown = capsys.readouterr().out
-    assert "line 2: step=0" in shown and "and 4 more" in shown
+    (folder / "other.out").write_text("nothing\n")
+    for log, code in (("slurm-a.out", Exit.OK), ("other.out", Exit.INCOMPLETE), ("no", Exit.USAGE)):
+        assert try_pattern([log, "--pattern", "nanogpt"]) == code
+    shown, errors = capsys.readouterr()
+    assert "line 2: step=0" in shown and "6 lines found" in shown
     assert "throughput = 10" in shown and "throughput_unit = steps/s" in shown
-    assert try_pattern(["slurm-a.out", "--line", "(?P<step_time_s>NO)"]) == Exit.INCOMPLETE
-    assert try_pattern(["none.out", "--pattern", "nanogpt"]) == Exit.USAGE
-    assert "No such file" in capsys.readouterr().err
+    assert "No such file" in errors
 
 
 SIZE = ["--size", r"^(\d+)gpu"]

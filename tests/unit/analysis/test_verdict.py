@@ -719,5 +719,3 @@ def test_a_run_that_was_started_again_says_why_its_wall_time_is_no_rate() -> Non
     first, second = results.sizes
     assert first.note is None and second.note == SEVERAL_STARTS
     assert results.scaling["note"].to_list()[1] == SEVERAL_STARTS
-    assert f"{rows[1]['run_id']}: {SEVERAL_STARTS}" in results.warnings()
-    assert not any(rows[0]["run_id"] in line for line in results.warnings())

@@ -260,8 +260,9 @@ def test_the_text_of_a_rate_is_a_number_or_counted() -> None:
 
 
 def test_try_pattern_says_what_it_does_not_use(tmp_path, capsys) -> None:
-    log = tmp_path / "train.log"
+    log, pattern = tmp_path / "train.log", tmp_path / "own.toml"
     log.write_text("step 1 980 tok/s\nstep 2 1.2x tok/s\n")
-    assert try_pattern([str(log), "--line", RATE, "--of", "total", "--spans", "step"]) == 0
+    pattern.write_text(f"line = '{RATE}'\nof = 'total'\nspans = 'step'\n")
+    assert try_pattern([str(log), "--pattern", str(pattern)]) == 0
     said = capsys.readouterr().out
     assert "2 lines found\n  1 line of pattern own with a time or rate that is no number" in said

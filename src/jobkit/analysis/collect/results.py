@@ -9,7 +9,6 @@ results.sizes      the same as objects, with the values of each repeat
 results.ok         whether every run is ok
 """
 
-import gc
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -33,14 +32,13 @@ from jobkit.analysis.collect.rows import (
     ranks_together,
     recorded_spec,
     result_row,
-    unplanned_settings,
     wall_time_s,
 )
 from jobkit.analysis.collect.samples import use_row
 from jobkit.analysis.scaling.scaling import measured_sizes, scaling_table
-from jobkit.analysis.scaling.sizes import SEVERAL_STARTS, Size
+from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.columns import RESULTS, TABLES, Column
-from jobkit.analysis.tables.frames import Row, frame, plain_records, read_table, save_table
+from jobkit.analysis.tables.frames import Row, frame, read_table, records, save_table
 from jobkit.analysis.tables.series import apart, faults, series_labels
 from jobkit.analysis.tables.text import counted
 from jobkit.errors import UsageError, one_line
@@ -111,7 +109,7 @@ class Results:
     def rows(self) -> dict[str, Row]:
         """The rows of runs by run_id, as Python's values and without empty columns."""
         known = self.runs.dropna(axis=1, how="all")
-        return {str(row["run_id"]): row for row in plain_records(known)}
+        return {str(row["run_id"]): row for row in records(known)}
 
     @property
     def output(self) -> StudyPaths:
@@ -142,25 +140,13 @@ class Results:
         by_steps = ~runs["throughput_source"].isin([OF_EPOCHS, WALL_TIME])
         measured = runs.loc[by_steps & runs["throughput"].notna(), "run_id"]
         lines += [f"{run_id}: {early}" for run_id in measured if run_id in alone]
-        again = (runs["status"] == "ok") & runs["attempts"].gt(1).fillna(False)
-        again &= runs["throughput"].isna()
-        lines += [f"{run_id}: {SEVERAL_STARTS}" for run_id in runs.loc[again, "run_id"]]
         if above := list(runs.loc[runs["val_accuracy"].gt(1), "run_id"]):
             of = f"{counted(len(above), 'run')}, as {above[0]}"
             lines.append(f"val_accuracy is above 1 in {of}: it is a share, as 0.93 for 93 %")
         if self.unplanned:
             lines.append(f"not in the plan, so not collected: {', '.join(self.unplanned)}")
-        devices = runs["device"].dropna().value_counts()
-        if len(devices) > 1:
-            shown = ", ".join(f"{name} ({counted(n, 'run')})" for name, n in devices.items())
-            lines.append(f"the runs used different devices, which differ in speed: {shown}")
         lines += [f"{series}: not compared: {why}" for series, why in faults(runs).items()]
         return [one_line(line) for line in lines]  # with names of files and folders
-
-    def settings(self, run_id: str) -> dict[str, Any]:
-        """The planned settings of a run, also those that all runs share; empty if not known."""
-        spec = read_run_spec(self.paths.run(run_id).folder)
-        return spec.to_dict() if spec else {}
 
 
 def check_own(folder: Path) -> None:
@@ -194,20 +180,10 @@ def collect(
     folder = Path(study) if logs and study else find_study(study)
     if write:
         check_own(out or folder)
-    was_enabled = gc.isenabled()
-    gc.disable()  # records have no cycles, and the search for some takes half the time
-    unplanned: list[str] = []
-    try:
-        if logs:
-            read = read_logs(logs)
-        elif is_there(folder / "logs.json"):
-            raise UsageError(f"{folder} was made from logs: give collect --logs again")
-        else:
-            read, unplanned = _read_study(folder)
-        tables = _tables(read, folder.resolve().name, separate)
-    finally:
-        if was_enabled:
-            gc.enable()
+    if is_there(folder / "logs.json") and not logs:
+        raise UsageError(f"{folder} was made from logs: give collect --logs again")
+    read, unplanned = (read_logs(logs), []) if logs else _read_study(folder)
+    tables = _tables(read, folder.resolve().name, separate)
     sizes = measured_sizes(tables["runs"], tables["epochs"], accuracy)
     results = Results(
         folder=folder,
@@ -317,6 +293,4 @@ def _read(run: _Run) -> dict[str, Any]:
     row = result_row(spec, run.state, records, observed, wall_s)
     row["ranks_together"] = ranks_together(run.paths, records, spec)
     row |= use_row(records, observed, row, run.slurm_j)
-    unplanned = unplanned_settings(spec, actual, records)
-    tables = of_tables(run.paths.folder.name, records, observed, row, unplanned)
-    return {**tables, "spec": spec}
+    return of_tables(run.paths.folder.name, records, observed, row) | {"spec": spec}

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import pairwise
-from statistics import median, median_low
+from statistics import median
 from typing import Any
 
 from jobkit.analysis.collect.lines import (
@@ -114,21 +114,6 @@ def recorded_spec(records: RunRecords) -> RunSpec | None:
         return RunSpec.from_dict(settings) if isinstance(settings, dict) else None
     except (TypeError, UsageError):
         return None
-
-
-def unplanned_settings(spec: PlannedRun | None, actual: RunSpec | None, records: RunRecords) -> str:
-    """The settings that a run recorded and that differ from its plan; empty where none does.
-
-    actual: as recorded_spec gives it. The tables have the planned ones, and a run that was started
-    by hand may have had others.
-    """
-    start = records.last("run_start")
-    if spec is None or actual is None or records.lost or "world_size" not in start:
-        return ""
-    return ", ".join(
-        f"{name}={value} (planned: {planned})"
-        for name, (value, planned) in spec.differing(actual).items()
-    )
 
 
 def result_row(
@@ -270,38 +255,34 @@ def _of_epochs(epochs: list[Record], run: Mapping[str, Any]) -> Row:
 
 
 def steps_of_epoch(records: RunRecords) -> int | None:
-    """The optimizer steps of an epoch, by rank 0's windows: the median over the epochs.
+    """The optimizer steps of an epoch, by rank 0's windows.
 
-    The steps between two records of epochs are of as many epochs as their numbers differ by: a
-    program may call meter.epoch() at some epochs only. Before an attempt's first record they are of
-    one epoch where that is number 0 of the first attempt; an earlier attempt may have trained a
-    part of others, or epochs may be counted from 1.
+    Those between the first and the last epoch that an attempt recorded, over as many epochs as
+    their numbers differ by: a program may call meter.epoch() at some epochs only. Where each
+    attempt recorded one they are known of epoch 0 of the first attempt alone; an earlier attempt
+    may have trained a part of others, or epochs may be counted from 1.
     """
-    steps: dict[Any, int] = defaultdict(int)  # by attempt, since its last record of an epoch
-    last: dict[Any, int] = {}
-    later, earliest = list[int](), list[int]()
+    steps: dict[Any, int] = defaultdict(int)  # by attempt, so far
+    ends: dict[Any, dict[int, int]] = defaultdict(dict)  # the same at the end of each epoch
     for record in records.records:
         attempt, kind = record.get("attempt"), record.get("kind")
         if kind == "window" and type(count := record.get("steps")) is int:
             steps[attempt] += count
-        if kind != "epoch" or type(epoch := record.get("epoch")) is not int:
-            continue
-        done, before = steps.pop(attempt, 0), last.get(attempt)
-        last[attempt] = epoch
-        if before is not None and done and epoch > before:
-            later.append(round(done / (epoch - before)))
-        elif before is None and done and epoch == attempt == 0:
-            earliest.append(done)
-    counts = later or earliest
-    return median_low(counts) if counts else None
+        elif kind == "epoch" and type(epoch := record.get("epoch")) is int:
+            ends[attempt].setdefault(epoch, steps[attempt])
+    for of_attempt in ends.values():
+        (first, begin), (last, end) = min(of_attempt.items()), max(of_attempt.items())
+        if last > first and end > begin:
+            return round((end - begin) / (last - first))
+    return ends.get(0, {}).get(0) or None
 
 
 def of_tables(
-    run_id: str, records: RunRecords, observed: Observed | None, row: Row, unplanned: str = ""
+    run_id: str, records: RunRecords, observed: Observed | None, row: Row
 ) -> dict[str, Any]:
     """The rows of a run for each table, and what is wrong with its records, one line each.
 
-    row: of results.csv. unplanned: the settings that differ from the plan.
+    row: of results.csv.
     """
     problems = []
     for reject in records.rejects:
@@ -314,8 +295,6 @@ def of_tables(
         problems.append(f"{run_id}: {counted(records.lost, 'record')} lost")
     if unused := unused_lines(records, observed):
         problems.append(f"{run_id}: {unused}")
-    if unplanned:
-        problems.append(f"{run_id}: not run as planned: {unplanned}")
     epochs = ((v if isinstance(v := r.get("values"), dict) else {}) | r for r in records.epochs)
     return {
         "row": row,

@@ -7,15 +7,16 @@ part of it.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from jobkit.analysis.collect.records import RunRecords
 from jobkit.analysis.collect.steps import MAX_ROWS, Observed, number
 from jobkit.analysis.tables.frames import Row
 from jobkit.metric.kinds import KINDS, Record
 
-SCOPES = ("node", "gpu")  # the first that was measured is divided by the work
 _OF_USE = {
     "cpu_busy": "cpu_busy",
     "other_load": "other_load",
@@ -24,7 +25,6 @@ _OF_USE = {
     "gpu_memory_mib": "gpu_memory",
     "gpu_processes": "gpu_processes",
 }
-_Series = Mapping[int, Sequence[Record]]  # the samples of each rank, in order
 _Curve = Sequence[tuple[float, float]]  # times, and the energy so far
 
 
@@ -54,7 +54,7 @@ def use_row(
     texts = (str(record.get("energy_source") or "") for record in samples)
     names = dict.fromkeys(part for text in texts for part in text.split(", "))
     sources = []
-    for scope, wanted in zip(SCOPES, (size.get("nodes"), size.get("world_size")), strict=True):
+    for scope, wanted in (("node", size.get("nodes")), ("gpu", size.get("world_size"))):
         curves = {a: _curves(ranks, scope, wanted) for a, ranks in attempts.items()}
         if not curves or not all(curves.values()):
             continue
@@ -79,7 +79,7 @@ def _load(series: Sequence[Sequence[Record]]) -> Row:
     for name, column in _OF_USE.items():
         unit = "_mib" if name.endswith("_mib") else ""
         parts = []  # each value with the seconds since the sample before
-        for before, now in chain.from_iterable(map(pairwise, series)):
+        for before, now in (pair for samples in series for pair in pairwise(samples)):
             begin, end, value = map(number, (before.get("at_s"), now.get("at_s"), now.get(name)))
             if begin is not None and end is not None and end > begin and value is not None:
                 parts.append((value, end - begin))
@@ -89,35 +89,28 @@ def _load(series: Sequence[Sequence[Record]]) -> Row:
     return row
 
 
-def _curves(ranks: _Series, scope: str, wanted: object) -> list[_Curve]:
+def _curves(ranks: Mapping[int, Sequence[Record]], scope: str, wanted: object) -> list[_Curve]:
     """Of each rank when, and the energy so far. Empty where a node or GPU lacks it.
 
-    Of ranks that share a GPU each reads all of its energy: one of them counts.
+    It goes on where a restarted process began at zero. Of ranks that share a GPU, which node and
+    UUIDs tell, each reads all of its energy: one of them counts.
     """
-    curves = {r: curve for r, samples in ranks.items() if (curve := _curve(samples, scope))}
-    if len(curves) != wanted:
-        return []
-    if scope == "gpu":
-        first_of = {_gpus(rank, ranks[rank][0]): rank for rank in sorted(curves, reverse=True)}
-        curves = {rank: curves[rank] for rank in first_of.values()}
-    return list(curves.values())
-
-
-def _gpus(rank: int, sample: Record) -> object:
-    """What tells a rank's GPUs from others: node and UUIDs, else the rank itself."""
-    uuids, host = sample.get("gpu_uuids"), sample.get("host")
-    return (str(host), uuids) if uuids and isinstance(uuids, str) else rank
-
-
-def _curve(samples: Sequence[Record], scope: str) -> _Curve:
-    """Time and energy of a rank's samples; it goes on where a restarted process began at zero."""
-    name = f"energy_{scope}_j"
-    known = [(r["t"], v) for r in samples if (v := number(r.get(name))) is not None]
-    curve, total = [], 0.0
-    for (_, before), (at, now) in pairwise([(0.0, 0.0), *known]):
-        total += now - before if now >= before else now
-        curve.append((at, total))
-    return curve
+    curves: dict[object, _Curve] = {}
+    count = 0
+    for rank, samples in sorted(ranks.items(), reverse=True):
+        values = [(r["t"], number(r.get(f"energy_{scope}_j"))) for r in samples]
+        curve, total, before = list[tuple[float, float]](), 0.0, 0.0
+        for at, now in values:
+            if now is not None:
+                total += now - before if now >= before else now
+                before = now
+                curve.append((at, total))
+        uuids = samples[0].get("gpu_uuids") if scope == "gpu" else None
+        gpus = (str(samples[0].get("host")), uuids) if uuids and isinstance(uuids, str) else rank
+        if curve:
+            curves[gpus] = curve
+            count += 1
+    return list(curves.values()) if count == wanted else []
 
 
 def _per_work(
@@ -144,14 +137,8 @@ def _per_work(
         if not done or None in done:
             continue
         work += sum(filter(None, done))
-        begin, end = inside[0][1], inside[-1][1]
-        joules += sum(_energy_at(c, end) - _energy_at(c, begin) for c in of_ranks)
+        for curve in of_ranks:
+            times, energy = np.array(curve).T
+            begin, end = np.interp([inside[0][1], inside[-1][1]], times, energy)
+            joules += float(end - begin)
     return joules / work if work > 0 else None
-
-
-def _energy_at(curve: _Curve, at: float) -> float:
-    """The energy at a time between two samples, in proportion to the time."""
-    for (t0, e0), (t1, e1) in pairwise(curve):
-        if t0 <= at <= t1:
-            return e0 + (e1 - e0) * ((at - t0) / (t1 - t0) if t1 > t0 else 1.0)
-    return curve[-1][1]

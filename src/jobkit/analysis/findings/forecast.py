@@ -22,6 +22,7 @@ from jobkit.errors import UsageError
 from jobkit.metric.comm import Line, read_lines
 from jobkit.spec.runspec import SETTINGS
 from jobkit.spec.strategies import FACTS
+from jobkit.spec.study import read_run_spec
 from jobkit.spec.traffic import Link, Links, Message, ModelSize, seconds
 from jobkit.units import bus_factor, passes
 
@@ -248,7 +249,8 @@ def _sent_share(
     last: the largest size that is asked for. Raises UsageError where it is not known.
     """
     first, run_id = curve[0], curve[0].ok_runs[0]
-    settings = {**results.settings(run_id), **results.rows[run_id]}
+    spec = read_run_spec(results.paths.run(run_id).folder)
+    settings = {**(spec.to_dict() if spec else {}), **results.rows[run_id]}
     if not first.global_batch_size or not first.throughput:
         raise UsageError("the logs do not say the batch of every size")
     step_s = first.global_batch_size / first.throughput

@@ -14,7 +14,7 @@ from jobkit.analysis.collect.results import Results
 from jobkit.analysis.figures.style import unit
 from jobkit.analysis.findings.verdict import verdict
 from jobkit.analysis.report.tables import proposal_table, thread_lines
-from jobkit.analysis.tables.frames import plain_records
+from jobkit.analysis.tables.frames import records
 
 _WIDE = 200  # columns where there is no terminal: no line in a file is truncated
 
@@ -66,6 +66,6 @@ def _content(results: Results) -> dict[str, Any]:
         "ok": results.ok,
         "runs": len(ok),
         "runs_ok": int(ok.sum()),
-        "not_ok": plain_records(results.runs.loc[~ok, names]),
+        "not_ok": records(results.runs.loc[~ok, names]),
         "warnings": results.warnings(),
     }

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from jobkit.analysis.tables.frames import Row, plain_records
+from jobkit.analysis.tables.frames import Row, records
 from jobkit.spec.runspec import STRATEGIES
 
 IMAGES = "images/s"  # the unit of a training on images, which is jobkit's own
@@ -121,7 +121,7 @@ def sizes(runs: pd.DataFrame) -> list[Size]:
     """Medians over the repeats of every size, series by series, small sizes first."""
     # A run has hundreds of columns, and there may be many sizes: plain values cost least.
     groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in plain_records(runs[[*_KEYS, *_FACTS, *_OF_RUN]]):
+    for row in records(runs[[*_KEYS, *_FACTS, *_OF_RUN]]):
         groups.setdefault(tuple(row[k] for k in _KEYS), []).append(row)
     measured = _with_units([_size(rows) for rows in groups.values()])
     return _with_times(sorted(measured, key=_order))

@@ -1,5 +1,7 @@
 """Tables with the documented columns and types: from rows, to CSV and back."""
 
+import csv
+import io
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
@@ -16,11 +18,13 @@ from jobkit.paths import write_whole
 Row = dict[str, Any]
 Array = pd.api.extensions.ExtensionArray
 _PLAIN: dict[str, type] = {TEXT: str, COUNT: int, NUMBER: float, FLAG: bool}
+# The type of a column that another program named, by the types of its values; else it is a text.
+_DTYPES = {frozenset([int]): COUNT, frozenset([bool]): FLAG}
+_DTYPES |= {frozenset(kinds): NUMBER for kinds in ([float], [int, float], [])}
 _TOO_LARGE = 1 << 63  # of a number of 64 bits
 _MAX_BYTES = 1 << 31  # of a table
 # A spreadsheet takes a text that begins so for a formula; the later four are of full width.
 _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-_QUOTED = frozenset(',;"\t\r\n')  # ; divides the cells of a spreadsheet with decimal commas
 
 
 def frame(
@@ -28,67 +32,47 @@ def frame(
 ) -> pd.DataFrame:
     """Rows as a table with every column, each of its type, and at the end others that they have.
 
-    left_out: names that become no column unless they are among columns.
+    left_out: names that become no column unless they are among columns. A cell is empty where the
+    value is none of its column's type. Whole numbers of others stay whole, where all of them are.
     """
     types = {c.name: c.dtype for c in columns}
     others = sorted({*chain.from_iterable(rows)} - {*types, *left_out})
     arrays: dict[str, Array] = {}
     for name in (*types, *others):
         values = [row.get(name) for row in rows]
-        arrays[one_line(name)] = _array(values, types.get(name) or _guess(values))
+        kinds = {*map(type, values)} - {type(None)}
+        dtype = types.get(name) or _DTYPES.get(frozenset(kinds), TEXT)
+        if not kinds <= {_PLAIN[dtype]} or kinds == {int}:
+            values = [_fit(value, dtype) for value in values]
+        if dtype == NUMBER:
+            numbers = np.array(values, dtype=float)  # None becomes NaN
+            array = pd.arrays.FloatingArray(numbers, ~np.isfinite(numbers))
+        elif dtype == TEXT:
+            shown = {value: value and one_line(value) for value in {*values}}
+            array = pd.Series([shown[value] for value in values], dtype=dtype).array
+        else:
+            array = pd.Series(values, dtype=dtype).array
+        arrays[one_line(name)] = array
     return pd.DataFrame(arrays, index=pd.RangeIndex(len(rows)))
-
-
-def _guess(values: Iterable[Any]) -> str:
-    """The type of a column that another program named."""
-    kinds = set(map(type, values)) - {type(None)}
-    if kinds == {int}:
-        return COUNT  # as a float a number from 2^53 on would be another one
-    if kinds == {bool}:
-        return FLAG
-    return NUMBER if kinds <= {int, float} else TEXT
-
-
-def _array(values: Sequence[Any], dtype: str) -> Array:
-    """The values as a column of a type; empty where a value is something else."""
-    if not {*map(type, values)} <= {_PLAIN[dtype], type(None)}:
-        values = [_fit(value, dtype) for value in values]
-    if dtype == NUMBER:
-        numbers = np.array(values, dtype=float)  # None becomes NaN
-        return pd.arrays.FloatingArray(numbers, ~np.isfinite(numbers))
-    if dtype == TEXT:
-        shown = {value: value and one_line(value) for value in set(values)}
-        values = [shown[value] for value in values]
-    if dtype == COUNT and any(abs(v or 0) >= _TOO_LARGE for v in values):
-        values = [v if abs(v or 0) < _TOO_LARGE else None for v in values]
-    return pd.Series(values, dtype=dtype).array
 
 
 def _fit(value: Any, dtype: str) -> Any:
     """A value as a column of this type takes it; None where it is something else."""
-    if isinstance(value, bool) and dtype != FLAG:
-        return str(value) if dtype == TEXT else None
     if dtype == TEXT:
         return None if value is None else str(value)
-    if dtype == NUMBER and type(value) is int:
-        return float(value) if abs(value) < _TOO_LARGE else None
+    if type(value) is int and dtype in (COUNT, NUMBER):
+        return _PLAIN[dtype](value) if abs(value) < _TOO_LARGE else None
     return value if type(value) is _PLAIN[dtype] else None
 
 
 def records(table: pd.DataFrame) -> list[Row]:
-    """The rows of a table, by the names of its columns."""
-    return [{str(k): v for k, v in row.items()} for row in table.to_dict("records")]
-
-
-def plain_records(table: pd.DataFrame) -> list[Row]:
-    """As records, with None for what is not there: in a third of the time."""
+    """The rows of a table as Python has them, with None for what is not there."""
     names = [str(name) for name in table.columns]
-    cells = zip(*(plain_values(column) for _, column in table.items()), strict=True)
+    cells = zip(*(_values(column) for _, column in table.items()), strict=True)
     return [dict(zip(names, row, strict=True)) for row in cells]
 
 
-def plain_values(column: pd.Series) -> list[Any]:
-    """The values of a column as Python has them; None where there is none."""
+def _values(column: pd.Series) -> list[Any]:
     missing = column.array.isna()
     if missing.all():
         return [None] * len(column)
@@ -102,24 +86,21 @@ def save_table(path: Path, table: pd.DataFrame) -> None:
     A text that a spreadsheet would take for a formula gets an apostrophe before it: names and
     messages come from logs, which anybody may have written.
     """
-    head = ",".join(_cell(str(name)) for name in table.columns)
-    lines = zip(*(_cells(column) for _, column in table.items()), strict=True)
-    save(path, "\n".join([head, *map(",".join, lines), ""]))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_cell(str(name)) for name in table.columns)
+    columns = [
+        map(_cell, values) if table.dtypes.iloc[place] == TEXT else values
+        for place, values in enumerate(_values(column) for _, column in table.items())
+    ]
+    writer.writerows(zip(*columns, strict=True))
+    save(path, text.getvalue())
 
 
-def _cells(column: pd.Series) -> list[str]:
-    """The cells of a column in a CSV file."""
-    values = plain_values(column)
-    if column.dtype == NUMBER:
-        return ["" if value is None else repr(value) for value in values]
-    known = {value: "" if value is None else _cell(str(value)) for value in set(values)}
-    return [known[value] for value in values]
-
-
-def _cell(text: str) -> str:
-    is_number = text.lstrip("-").isdecimal()
-    safe = f"'{text}" if text.startswith(_FORMULA) and not is_number else text
-    return '"' + safe.replace('"', '""') + '"' if _QUOTED.intersection(safe) else safe
+def _cell(text: str | None) -> str | None:
+    """A text as a spreadsheet shows it."""
+    is_formula = text and text.startswith(_FORMULA) and not text.lstrip("-").isdecimal()
+    return f"'{text}" if is_formula else text
 
 
 def read_table(path: Path, columns: tuple[Column, ...], within: Path | None = None) -> pd.DataFrame:
