@@ -192,8 +192,7 @@ def _ending(records: RunRecords) -> Row:
 
 
 def _numbers(records: Iterable[Record], name: str) -> list[float]:
-    values: list[Any] = [r.get(name) for r in records]
-    return [v for v in values if type(v) in (int, float)]
+    return [value for r in records if (value := number(r.get(name))) is not None]
 
 
 def _breakdown(records: RunRecords) -> Row:
