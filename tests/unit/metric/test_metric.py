@@ -6,9 +6,12 @@ import resource
 import signal
 import tracemalloc
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jobkit.analysis.collect.records import read_run
 from jobkit.metric import reader
@@ -104,6 +107,46 @@ def test_a_full_disk_leaves_no_half_of_a_record(tmp_path: Path) -> None:
 
 
 # Records with a checksum.
+
+JUNK = [
+    b"epoch 3: fine\n",
+    b"\x00\xff\xfe",
+    b"\x1b[32m",
+    b"50%|#  |\r",
+    b"[MET",
+    b"METRIC] epoch=9\n",
+]
+
+
+@given(st.lists(st.sampled_from(["whole", "torn", "foreign", "empty", *JUNK])), st.randoms())
+def test_what_is_whole_is_found_and_nothing_is_made_up(kinds: list[Any], random: Random) -> None:
+    """A log as srun, tee, a crash or a disk leave it; and half of it in the metrics file."""
+    log, whole, others, rejected = b"", list[dict[str, Any]](), list[dict[str, Any]](), 0
+    for seq, kind in enumerate(kinds):
+        text = line(
+            seq, val_loss=random.random(), text=random.choice(["a\nb", "\ud800", f"{TAG} x=1"])
+        )
+        if kind == "whole":
+            whole.append(read(text)[0][0])
+            log += text[: random.choice((-1, len(text)))]  # the next one may follow on its line
+        elif kind == "foreign":
+            others.append({"epoch": seq, "val_loss": 0.5})
+            log += f"{TAG} epoch={seq} val_loss=0.5\r\n".encode()
+        elif isinstance(kind, bytes):
+            log += kind
+        else:
+            log += (
+                text[: random.randrange(len(TAG), len(text) - 2)]
+                if kind == "torn"
+                else TAG.encode()
+            )
+            rejected += 1
+    for data in (log + b"\n", b"3: " + log.replace(b"\n", b"\n3: ") + b"\n"):
+        found, rejects = read(data)
+        assert [f for f in found if "v" in f] == whole and len(rejects) == rejected
+        assert [f for f in found if "v" not in f] == others
+    file = b"".join(b'{"v":1,"kind":"ep' + encode(r).encode() + b"\n" for r in whole)
+    assert [f for f in read_file(io.BytesIO(file)) if isinstance(f, dict)] == whole
 
 
 def test_a_record_with_a_byte_missing_or_changed_is_rejected() -> None:

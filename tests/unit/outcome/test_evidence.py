@@ -46,6 +46,23 @@ def test_the_reason_that_lines_give() -> None:
         assert reason(*lines) == expected
 
 
+JOB = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00"
+
+
+def test_the_status_that_a_line_gives() -> None:
+    for line, status in (
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried", "oom"),
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=1.0", "oom"),
+        (f"{JOB.replace('JOB', 'STEP')} DUE TO TIME LIMIT ***", "timeout"),
+        (f"{JOB} DUE TO PREEMPTION ***", "preempted"),
+        (f"{JOB} DUE TO NODE FAILURE, SEE SLURMCTLD LOG ***", "node_fail"),
+        (f"{JOB} ***", "cancelled"),
+        ("srun: error: n1: task 3: Segmentation fault", "failed"),
+    ):
+        sign = find_sign(tail("srun: error: n1: task 0: Exited with exit code 1", line))
+        assert sign and (sign.status, sign.text) == (status, line)
+
+
 def test_an_echo_is_no_cause_wherever_it_stands() -> None:
     echo = of_rank(0, "RuntimeError: Connection reset by peer")
     cause = of_rank(1, "ValueError: boom")

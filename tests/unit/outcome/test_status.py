@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from jobkit.outcome.logs import Tail
 from jobkit.outcome.state import Ending, Facts, RunState, judge, run_state
 from jobkit.paths import RunPaths
 from jobkit.processes import is_alive, pid_namespace, process_start
@@ -56,13 +57,9 @@ def ended(run: FakeRun, exit_code: int, *lines: str) -> RunState:
     for line in lines:
         run.print(line)
     run.flush()
-    return exited(run, exit_code)
-
-
-def exited(run: FakeRun, exit_code: int, **more: object) -> RunState:
     process = subprocess.Popen(["true"])
     process.wait()
-    write_job(run.paths, job_of(process, ended=time.time(), exit_code=exit_code, **more))
+    write_job(run.paths, job_of(process, ended=time.time(), exit_code=exit_code))
     return run_state(run.paths)
 
 
@@ -85,49 +82,29 @@ def test_a_failure_is_told_with_its_line(run: FakeRun) -> None:
     assert state.evidence_file == "r/attempts/0/outcome.json"
 
 
-HEAD = "Traceback (most recent call last):"
-TRACEBACK = (f"[rank1] {HEAD}", '[rank1]   File "x.py", line 1, in f')
-OTHER = (f"[rank0]: {HEAD}", '[rank0]:   File "x.py", line 1, in f', "[rank0]: KeyError: 'x'")
-NO_MEMORY = "[rank1] torch.OutOfMemoryError: CUDA out of memory. Tried"
 JOB = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00"
-STEP = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T00:00:00"
 
 
-@pytest.mark.parametrize(
-    ("lines", "status", "which"),
-    [
-        ((*TRACEBACK, "[rank1] ValueError: boom"), "failed", -1),
-        ((*TRACEBACK, NO_MEMORY), "oom", -1),
-        ((*TRACEBACK, "[rank1] RuntimeError: Connection closed by peer", *OTHER), "failed", -1),
-        ((*OTHER, *TRACEBACK, "[rank1] RuntimeError: Connection closed by peer"), "failed", 2),
-        (("slurmstepd: error: Detected 1 oom_kill event in StepId=1.0",), "oom", 0),
-        ((f"{STEP} DUE TO TIME LIMIT ***",), "timeout", 0),
-        ((f"{JOB} DUE TO PREEMPTION ***",), "preempted", 0),
-        ((f"{JOB} DUE TO NODE FAILURE, SEE SLURMCTLD LOG ***",), "node_fail", 0),
-        ((f"{JOB} ***", "srun: error: n1: task 0: Exited with exit code 1"), "cancelled", 0),
-        (("srun: error: n1: task 3: Segmentation fault",), "failed", 0),
-    ],
-)
-def test_tell_tale_lines(run: FakeRun, lines: tuple[str, ...], status: str, which: int) -> None:
+def test_the_evidence_is_a_line_of_its_file(run: FakeRun) -> None:
+    lines = ("Traceback (most recent call last):", "  File 'x'", "MemoryError: x", "later words")
     state = ended(run.begin().train(0), 1, *lines)
-    assert (state.status, state.evidence) == (status, lines[which])
+    assert (state.status, state.evidence) == ("oom", lines[2])
     file, _, number = state.evidence_file.rpartition(":")
     text = (run.paths.folder.parent / file).read_text()
     assert text.split("\n")[int(number) - 1] == state.evidence
 
 
-@pytest.mark.parametrize(
-    ("code", "status", "word"),
-    [(0, "failed", "without a run_end record"), (1, "failed", "code 1"),
-     (137, "failed", "SIGKILL"), (-9, "failed", "SIGKILL"),
-     (143, "cancelled", "SIGTERM"), (130, "cancelled", "SIGINT"), (75, "preempted", "checkpoint"),
-     (255, "failed", "255")],
-)  # fmt: skip
-def test_the_exit_code_speaks_where_nothing_else_does(run, code, status, word) -> None:
-    state = ended(run.begin().train(0), code, "the last words")
-    assert (state.status, state.exit_code) == (status, code)
-    assert state.evidence == "the last words"
-    assert word in state.reason
+def test_the_exit_code_speaks_where_nothing_else_does() -> None:
+    tails = (Tail("train.log", [(1, "the last words")]),)
+    for code, status, word in (
+        *((0, "failed", "without a run_end record"), (1, "failed", "code 1")),
+        *((137, "failed", "SIGKILL"), (-9, "failed", "SIGKILL"), (255, "failed", "255")),
+        *((143, "cancelled", "SIGTERM"), (130, "cancelled", "SIGINT")),
+        (75, "preempted", "checkpoint"),
+    ):
+        state = judge(Facts(run_id="r", attempt=0, job={"exit_code": code}, tails=tails))
+        assert (state.status, state.exit_code) == (status, code)
+        assert (state.evidence, word in state.reason) == ("the last words", True)
 
 
 def test_a_live_process_is_running_and_a_killed_one_failed(run, sleeper) -> None:
@@ -190,22 +167,17 @@ def test_the_newest_attempt_decides(run: FakeRun, sleeper: subprocess.Popen[byte
     assert (state.status, state.attempt, state.attempts) == ("ok", 1, 2)
 
 
-@pytest.mark.parametrize(
-    ("line", "status"),
-    [
+def test_who_stopped_a_run_that_saved_and_ended_is_slurms_to_say() -> None:
+    own = "SIGTERM after iteration 4"
+    end = Ending(status="preempted", reason=own, exit_code=75)
+    for line, status in (
         (f"{JOB} DUE TO TIME LIMIT ***", "timeout"),
         (f"{JOB} ***", "cancelled"),
-        (f"{JOB} DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***", "node_fail"),
         (f"{JOB} DUE TO JOB REQUEUE ***", "preempted"),
-    ],
-)
-def test_who_stopped_a_run_that_saved_and_ended_is_slurms_to_say(run, line, status) -> None:
-    run.begin().train(0).print(line)
-    run.end("preempted", "SIGTERM after iteration 4", 75)
-    state = run_state(run.paths)
-    assert state.status == status
-    own = state.reason == state.evidence == "SIGTERM after iteration 4"
-    assert own if status == "preempted" else state.evidence == line
+    ):
+        state = judge(Facts(run_id="r", attempt=0, ending=end, tails=(Tail("log", [(1, line)]),)))
+        shown = own if status == "preempted" else line
+        assert (state.status, state.evidence) == (status, shown)
 
 
 def test_the_verdict_follows_from_the_facts_alone() -> None:
