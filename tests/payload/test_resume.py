@@ -413,3 +413,14 @@ def test_fresh_begins_anew_but_a_requeue_loses_nothing(forge: Start, own: Path) 
     assert attempt(1, "kill@11", JOBKIT_RESTARTS="1") == [("loaded", 8)]
     assert attempt(2, "kill@5") == [("saved", 4)]
     assert kept(first) == ["00000004-2", "00000008-0"]  # what was unfinished is gone
+
+
+def test_an_attempt_that_is_not_the_newest_ends(forge: Start, own: Path, tmp_path: Path) -> None:
+    """The job was requeued while its first start went on, on a node that Slurm had lost."""
+    paths = RunPaths(tmp_path / "run")
+    (paths.attempts / "1").mkdir(parents=True)
+    often = ("--checkpoint-every", "4", "--attempt", "0")
+    done = forge(2, *NOISY, *often, run_dir=paths.folder, cwd=str(own))
+    assert None not in done.codes and 0 not in done.codes
+    assert "attempt 0 is fenced: attempt 1 of this run has begun" in str(done.outcome)
+    assert not list(paths.checkpoints.glob("*"))

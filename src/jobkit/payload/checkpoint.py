@@ -73,6 +73,10 @@ class Corrupt(Exception):
     """A checkpoint cannot be used; the text says what is wrong with it."""
 
 
+class Fenced(RuntimeError):
+    """A newer attempt of the run has begun: this stale one must not write any more."""
+
+
 class Unsaved(Exception):
     """A checkpoint could not be written, and nothing of it is left; the text says why."""
 
@@ -303,8 +307,13 @@ class Checkpoints:
         self.newest: int | None = None  # the iteration of the run's last good checkpoint
 
     def save(self, trainer: "Trainer") -> bool:
-        """Write a checkpoint, or start to; return whether it succeeded so far. Every rank calls."""
+        """Write a checkpoint, or start to; return whether it succeeded so far. Every rank calls.
+
+        Raises Fenced, on every rank, where a newer attempt of the run has begun: a node that was
+        lost to the scheduler may compute on, and would remove what that one resumes from.
+        """
         self.wait()
+        all_or_raise(lambda value: gather(value, self.group), self._check_fence, Fenced)
         progress = trainer.progress
         self.begun_s, self.begun = time.monotonic(), progress.iteration
         own = own_tensors(trainer)
@@ -326,6 +335,14 @@ class Checkpoints:
         except Unsaved as error:
             self.writing.set_exception(error)
         return self.wait()
+
+    def _check_fence(self) -> None:
+        names = [path.name for path in (self.folder.parent / "attempts").glob("*")]
+        newest = max((int(n) for n in names if n.isdecimal()), default=self._attempt)
+        if self._rank == 0 and newest > self._attempt:
+            raise Fenced(
+                f"attempt {self._attempt} is fenced: attempt {newest} of this run has begun"
+            )
 
     def wait(self) -> bool:
         """Wait for a checkpoint that is being written and report it; return whether it succeeded.
