@@ -10,8 +10,6 @@ import pytest
 
 from jobkit.analysis.collect.results import collect
 from jobkit.analysis.report.report import write_report
-from jobkit.launch.states import States
-from jobkit.outcome.state import RunState
 from jobkit.spec.study import Plan
 from support.place import ROOT
 from support.training_programs import PLAIN, PRINTS
@@ -21,8 +19,6 @@ import json, os, pathlib, sys
 folder, rank = pathlib.Path(os.environ["JOBKIT_RUN_DIR"]), os.environ["RANK"]
 import beside  # as any script finds the modules beside it
 (folder / f"rank-{rank}").write_text(json.dumps(sys.argv[1:]))
-if "crash" in sys.argv and rank == "1" and os.environ["JOBKIT_ATTEMPT"] == "0":
-    raise ValueError("planted fault")
 """
 STUDY = """
 name = "mine"
@@ -71,25 +67,9 @@ def bench(*words: str, cwd: Path = ROOT) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(argv, capture_output=True, text=True, timeout=1200, cwd=cwd)
 
 
-def found(logs: Path, name: str) -> tuple[Plan, dict[str, RunState]]:
-    plan = Plan.read(logs / name / "plan.json")
-    return plan, States(plan).look()
-
-
 def rows(path: Path) -> list[dict[str, str]]:
     with path.open() as file:
         return sorted(csv.DictReader(file), key=lambda row: int(row["world_size"]))
-
-
-def study(tmp_path: Path, program: str, text: str) -> Path:
-    (tmp_path / "train.py").write_text(program)
-    file = tmp_path / "study.toml"
-    file.write_text(text.format(python=sys.executable, program=tmp_path / "train.py"))
-    done = bench("--study", str(file))
-    assert done.returncode == 0, done.stdout + done.stderr
-    results = collect(text.split('"')[1])
-    write_report(results, [])
-    return results.folder
 
 
 def test_a_study_file_becomes_rows_that_are_ok(program: Path, logs: Path, tmp_path: Path) -> None:
@@ -97,7 +77,7 @@ def test_a_study_file_becomes_rows_that_are_ok(program: Path, logs: Path, tmp_pa
     file.write_text(STUDY.format(python=sys.executable, program=program))
     done = bench("--study", str(file))
     assert done.returncode == 0, done.stdout + done.stderr
-    plan, _ = found(logs, "mine")
+    plan = Plan.read(logs / "mine" / "plan.json")
     for run_id, spec in plan.runs.items():
         seen = sorted((plan.paths.run(run_id).folder).glob("rank-*"))
         assert len(seen) == spec.world_size
@@ -116,23 +96,15 @@ def test_a_study_file_becomes_rows_that_are_ok(program: Path, logs: Path, tmp_pa
     assert len({row["series"] for row in table}) == 2
 
 
-def test_a_crash_is_told_and_started_again(program: Path, logs: Path) -> None:
-    command = ["--gpus", "2", "--", sys.executable, str(program), "crash"]
-    done = bench("--name", "once", *command)
-    assert done.returncode == 1, done.stdout
-    assert "planted" in done.stdout and "train.log" in done.stdout
-    (state,) = found(logs, "once")[1].values()
-    assert (state.status, state.exit_code) == ("failed", 1)
-    assert state.reason == "ValueError: planted fault" and "train.log:" in state.evidence_file
-    done = bench("--name", "again", "--max-restarts", "1", *command)
-    assert done.returncode == 0, done.stdout
-    (state,) = found(logs, "again")[1].values()
-    assert (state.status, state.attempts) == ("ok", 2)
-
-
 def test_a_program_that_only_prints_is_read_by_a_pattern(tmp_path: Path) -> None:
-    folder = study(tmp_path, PRINTS, PRINTS_STUDY)
-    table = rows(folder / "results.csv")
+    (tmp_path / "train.py").write_text(PRINTS)
+    file = tmp_path / "study.toml"
+    file.write_text(PRINTS_STUDY.format(python=sys.executable, program=tmp_path / "train.py"))
+    done = bench("--study", str(file))
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = collect("prints")
+    write_report(results, [])
+    folder, table = results.folder, rows(results.folder / "results.csv")
     assert [float(row["throughput"]) for row in table] == pytest.approx([1e4, 2e4])
     assert {row["throughput_source"] for row in table} == {"pattern nanogpt"}
     assert {row["throughput_unit"] for row in table} == {"tokens/s"}

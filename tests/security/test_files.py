@@ -25,7 +25,7 @@ from jobkit.paths import RunPaths, read_json
 from jobkit.spec.study import Plan, read_toml
 from support.fake_study import FakeRun, make_plan, whole_run
 from support.hostile import in_child, snapshot
-from support.place import ROOT, script
+from support.place import ROOT
 
 PRECIOUS = "password = hunter2\n"
 
@@ -151,17 +151,6 @@ def test_run_sh_claims_no_attempt_through_a_link(tmp_path: Path, outside: Path) 
     done = run_sh("--run-dir", tmp_path / "run", "--", "true")
     assert done.returncode == 2 and "attempts is a link" in done.stderr
     assert snapshot(outside) == before
-
-
-def test_run_sh_in_a_job_replaces_a_link_where_it_notes_its_first_attempt(tmp_path, outside):
-    first = tmp_path / "run" / "attempts" / "first"
-    soft_link(first, outside / "precious")
-    script(tmp_path / "srun", "#!/bin/sh\n")
-    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    done = run_sh("--run-dir", tmp_path / "run", "--", "true", SLURM_JOB_ID="7", PATH=path)
-    assert done.returncode == 0, done.stderr
-    assert (outside / "precious").read_text() == PRECIOUS
-    assert first.read_text().startswith("7 0\n") and not first.is_symlink()
 
 
 def test_run_sh_begins_nothing_where_everybody_may_exchange_its_folder(tmp_path: Path) -> None:

@@ -249,11 +249,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         _warn_of_default(prepared.site is not None)
     start(prepared)
     shown.started()
-    if prepared.runs and not request.detach:
+    if prepared.where and not request.detach:
         return shown.follow()
     # Runs of this launch go on, or of an earlier one.
     states = prepared.states()
-    active = prepared.runs or any(state.status in UNDER_WAY for state in states.values())
+    active = prepared.where or any(state.status in UNDER_WAY for state in states.values())
     return shown.next_steps() if active else shown.conclude()
 
 

@@ -7,14 +7,12 @@ only that is refused which it would take for something else.
 
 import hashlib
 import json
-import os
 import re
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass, fields
 from typing import Any
 
 from jobkit.errors import Exit, UsageError
-from jobkit.gpus import check_counters
 from jobkit.launch.command import LaunchRequest, leave_spec, refuse_logs, run_words
 from jobkit.launch.start import MAX_RESTARTS
 from jobkit.paths import write_whole
@@ -196,12 +194,11 @@ def manifest(
     spec: PlannedRun,
     options: KubernetesOptions,
     restarts: int,
-    energy: str = "",
 ) -> str:
     """The YAML of one run: a Job, and before it the Service of one with several pods.
 
     name: of its objects. run_dir: its folder, relative to the volume. restarts: of all its pods
-    together, after a failure. energy: JOBKIT_ENERGY, the counters that the ranks may read.
+    together, after a failure.
     """
     several, folder = spec.nodes > 1, f"{MOUNT}/{run_dir}"
     labels = {"app.kubernetes.io/name": "jobkit"}
@@ -218,7 +215,6 @@ def manifest(
     # an eviction, and the exit code tells of the checkpoint.
     env = {"HOME": "/tmp", "USER": "jobkit", "JOBKIT_LOGS": MOUNT}
     env |= {"JOBKIT_DATA_DIR": f"{MOUNT}/jobkit-data", "JOBKIT_POD": "1"}
-    env |= {"JOBKIT_ENERGY": energy} if energy else {}
     limits = {"memory": options.pod_memory}
     if options.gpu_resource != "none" and spec.device != "cpu":
         limits[options.gpu_resource] = str(spec.ranks_per_node)
@@ -268,7 +264,6 @@ def to_kubernetes(
     for option in (name for name, value in refused.items() if value):
         raise UsageError(f"{option}: has no effect with --to kubernetes, leave it out")
     refuse_logs(plan.paths)
-    check_counters(os.environ)  # the pods get it
     for spec in plan.runs.values():
         if spec.nodes > 1 and getattr(spec, "launcher", None) == "once":
             raise UsageError(
@@ -283,8 +278,7 @@ def to_kubernetes(
     texts = {}
     for run_id, spec in plan.runs.items():
         name, on_volume = object_name(plan.study.name, run_id), f"{plan.paths.folder.name}/{run_id}"
-        energy = os.environ.get("JOBKIT_ENERGY", "")
-        texts[run_id] = manifest(name, on_volume, spec, options, restarts, energy)
+        texts[run_id] = manifest(name, on_volume, spec, options, restarts)
     if dry_run:
         print("---\n".join(texts.values()), end="")
         return Exit.OK

@@ -3,15 +3,15 @@
 import os
 import re
 import shlex
+import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from jobkit.errors import Exit, UsageError, has_control
 from jobkit.gpus import check_counters
-from jobkit.launch import local
+from jobkit.launch import local, slurm_cluster
 from jobkit.launch import slurm_options as slurm
 from jobkit.launch.command import (
     LaunchRequest,
@@ -21,8 +21,7 @@ from jobkit.launch.command import (
     restart_words,
 )
 from jobkit.launch.site import Site
-from jobkit.launch.slurm_cluster import find_site
-from jobkit.launch.states import States, counted, select
+from jobkit.launch.states import States, counted, select, wait_for_end
 from jobkit.metric.pattern import pattern_of
 from jobkit.outcome.state import RunState
 from jobkit.permissions import check_study, closed_to_others, next_folder
@@ -30,9 +29,6 @@ from jobkit.spec.command import RUN_DIR, CommandSpec
 from jobkit.spec.dataset import check_source
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.study import Plan
-
-if TYPE_CHECKING:
-    from jobkit.launch.slurm_submit import SlurmRuns
 
 _POLL_S, _MAX_PAUSE_S = 0.25, 10.0
 
@@ -47,7 +43,9 @@ class Launch:
     site: Site | None  # None: this machine
     looks: States  # reads the state of the runs
     batches: Sequence[slurm.Batch] = ()  # what is submitted to Slurm
-    runs: "local.LocalRuns | SlurmRuns | None" = None  # None: there was nothing to start
+    driver: "subprocess.Popen[str] | None" = None  # on this machine: what runs the runs
+    jobs: list[str] = field(default_factory=list)  # on Slurm: their ids
+    collect_job: str = ""
     notes: list[str] = field(default_factory=list)
     left: tuple[str, ...] = ()  # what Slurm did not take: the same command later submits it
 
@@ -65,9 +63,20 @@ class Launch:
         """The current state of each planned run."""
         return self.looks.look()
 
+    @property
+    def where(self) -> str:
+        """Where the runs were started, for a message; empty where there was nothing to start."""
+        if self.driver:
+            return f"process {self.driver.pid} on this machine"
+        collects = f"; job {self.collect_job} then collects" if self.collect_job else ""
+        jobs = f"Slurm {'jobs' if len(self.jobs) > 1 else 'job'} {', '.join(self.jobs)}{collects}"
+        return jobs if self.jobs else ""
+
     def running(self) -> bool:
-        """Whether a run still waits or runs."""
-        return self.runs is not None and self.runs.running(self.looks)
+        """Whether a run still waits or runs; Slurm is asked again before none does."""
+        if self.driver:
+            return self.driver.poll() is None
+        return bool(self.jobs) and (self.looks.under_way() or self.looks.under_way(fresh=True))
 
     def wait(self) -> dict[str, RunState]:
         """Wait until all runs have ended; return the state of each planned run."""
@@ -79,8 +88,12 @@ class Launch:
 
     def cancel(self) -> None:
         """End the runs and wait until none of their processes or jobs is left."""
-        if self.runs is not None:
-            self.runs.cancel()
+        if self.driver and self.driver.poll() is None:
+            self.driver.terminate()
+            self.driver.wait()
+        if self.jobs:
+            slurm_cluster.cancel([*self.jobs, *filter(None, [self.collect_job])])
+            wait_for_end(self.plan)
 
 
 def pause_s(took_s: float, min_s: float) -> float:
@@ -127,7 +140,7 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
         if not getattr(spec, "patterns", None):
             raise  # it names the pattern's file
         raise UsageError(f"study {plan.study.name}: [patterns]: {error}") from None
-    site = find_site(request.site, ask)
+    site = slurm_cluster.find_site(request.site, ask)
     if site is not None and {spec.device for spec in plan.runs.values()} != {"cpu"}:
         site = replace(
             site,
@@ -242,7 +255,7 @@ def start(prepared: Launch) -> None:
             "choose another folder for logs with JOBKIT_LOGS"
         ) from None
     if prepared.run_ids and prepared.site is None:
-        prepared.runs = local.start(plan, prepared.run_ids, request)
+        prepared.driver = local.start(plan, prepared.run_ids, request)
     elif prepared.run_ids:
         from jobkit.launch import slurm_submit
 
@@ -252,9 +265,8 @@ def start(prepared: Launch) -> None:
             prepared.run_ids = select(States(plan).look(), request.only)
             if prepared.run_ids:
                 batches = slurm.make_batches(plan, prepared.run_ids, prepared.site, request)
-                prepared.runs, prepared.left, note = slurm_submit.start(
-                    plan, batches, prepared.site, request
-                )
+                done = slurm_submit.start(plan, batches, prepared.site, request)
+                prepared.jobs, prepared.collect_job, prepared.left, note = done
                 prepared.notes += [note] if note else []
 
 

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from jobkit.launch.command import (
     python_path,
     restart_words,
 )
-from jobkit.launch.states import States, counted
+from jobkit.launch.states import counted
 from jobkit.paths import RunPaths, StudyPaths, read_json, write_json
 from jobkit.processes import (
     END_SIGNALS,
@@ -227,29 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 # --- start and end of that process ----------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class LocalRuns:
-    """The process that runs the runs of a launch."""
-
-    driver: "subprocess.Popen[str]"
-
-    @property
-    def where(self) -> str:
-        """The process that runs them, for a message."""
-        return f"process {self.driver.pid} on this machine"
-
-    def running(self, states: States) -> bool:
-        """Return whether the process is alive, whatever the runs' files say."""
-        return self.driver.poll() is None
-
-    def cancel(self) -> None:
-        """End the process and its descendants, and wait for their end."""
-        if self.driver.poll() is None:
-            self.driver.terminate()
-            self.driver.wait()
-
-
-def start(plan: Plan, run_ids: Sequence[str], request: LaunchRequest) -> LocalRuns:
+def start(plan: Plan, run_ids: Sequence[str], request: LaunchRequest) -> "subprocess.Popen[str]":
     """Start the process that runs the runs. Raises UsageError if that fails."""
     paths, runs, restarts = plan.paths, {}, restart_words(request.max_restarts)
     for run_id in run_ids:
@@ -276,7 +253,7 @@ def start(plan: Plan, run_ids: Sequence[str], request: LaunchRequest) -> LocalRu
         json.dump({"runs": runs, "at_once": request.at_once or 1, "parent": parent}, to_driver)
     if driver.stdout.readline().strip() != "taken":
         raise UsageError(f"the runs could not be started: see {paths.launcher_log}")
-    return LocalRuns(driver)
+    return driver
 
 
 def cancel(paths: StudyPaths) -> bool:

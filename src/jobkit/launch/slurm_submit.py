@@ -1,4 +1,4 @@
-"""Submits the runs of a study to Slurm through submitit, and the handle on the jobs."""
+"""Submits the runs of a study to Slurm through submitit."""
 
 import contextlib
 import os
@@ -6,7 +6,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from jobkit.launch import slurm_cluster
 from jobkit.launch.command import LaunchRequest, job_command, leave_spec
 from jobkit.launch.site import Site
 from jobkit.launch.slurm_options import Batch, Options, output_file
-from jobkit.launch.states import States, counted, wait_for_end
+from jobkit.launch.states import counted
 from jobkit.launch.task import collect_in_job, run_in_job, sweep_in_job
 from jobkit.paths import REPOSITORY, RunPaths, StudyPaths, write_json, write_whole
 from jobkit.permissions import next_folder, private_folder
@@ -201,44 +201,20 @@ def submit_collect(study: StudyPaths, options: Options, jobs: Sequence[str]) -> 
     return str(job.job_id)
 
 
-@dataclass(frozen=True)
-class SlurmRuns:
-    """The submitted jobs of a study."""
-
-    plan: Plan
-    jobs: Sequence[str]
-    collect_job: str | None = None
-
-    @property
-    def where(self) -> str:
-        """The ids of the jobs, for a message."""
-        text = f"Slurm {'jobs' if len(self.jobs) > 1 else 'job'} {', '.join(self.jobs)}"
-        return text + (f"; job {self.collect_job} then collects" if self.collect_job else "")
-
-    def running(self, states: States) -> bool:
-        """Whether a run of the plan waits or runs; Slurm is asked again before it is not."""
-        return states.under_way() or states.under_way(fresh=True)
-
-    def cancel(self) -> None:
-        """End the jobs and wait until Slurm reports their end."""
-        slurm_cluster.cancel([*self.jobs, *filter(None, [self.collect_job])])
-        wait_for_end(self.plan)
-
-
 def start(
     plan: Plan, batches: Sequence[Batch], site: Site, request: LaunchRequest
-) -> tuple[SlurmRuns, tuple[str, ...], str]:
-    """Submit the jobs and the collecting one; return their handle, what is left, and a note."""
+) -> tuple[list[str], str, tuple[str, ...], str]:
+    """Submit the jobs and the one that collects; return their ids, what is left, and a note."""
     # Between sbatch and the record of the job's id a signal would leave unknown jobs behind.
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         jobs, left, note = submit(plan, batches, site, request.max_restarts)
-        collector = None
+        collector = ""
         if request.collect and not left:  # else the launch that submits the rest submits it too
             try:
                 collector = submit_collect(plan.paths, batches[0].options, jobs)
             except UsageError as error:
                 note = f"the collect job was not submitted: {error}; run ./plot_results.sh"
-        return SlurmRuns(plan, jobs, collector), left, note
+        return jobs, collector, left, note
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)

@@ -25,7 +25,7 @@ from jobkit.launch import start
 from jobkit.launch.start import MAX_RESTARTS, Run, crashed, say
 from jobkit.launch.together import Watch
 from jobkit.outcome import slurm_jobs
-from jobkit.paths import logs_root, read_json, write_json, write_whole
+from jobkit.paths import logs_root, read_json, write_json
 from jobkit.permissions import check_study, other_writers
 from jobkit.processes import (
     END_SIGNALS,
@@ -366,18 +366,6 @@ def prepare_allocation(run: Run) -> None:
         environ["JOBKIT_NODE_ALONE"] = "1"
 
 
-def note_first(run: Run) -> None:
-    """Note the job's first attempt: with it the restarts are bounded, also after a requeue."""
-    path, job_id = run.paths.attempts / "first", os.environ["SLURM_JOB_ID"]
-    if int(os.environ.get("SLURM_RESTART_COUNT") or 0):
-        with contextlib.suppress(OSError, ValueError):
-            text = read_regular(path, 1 << 16, follow=False).decode()
-            match = re.match(r"(\S+) ([0-9]{1,6})\n", text)
-            if match and match[1] == job_id:
-                run.first = int(match[2])
-    write_whole(path, f"{job_id} {run.first}\n")
-
-
 def check_preflight(run: Run) -> int:
     """Check the allocation on every rank; return 5 where a check fails."""
     env = start.step_environment({**os.environ, "JOBKIT_PREFLIGHT_SECRET": os.urandom(16).hex()})
@@ -470,9 +458,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not run.only:
         choose_folder(run, in_study)
         claim_attempt(run, signals)
-        run.first = run.attempt
-        if run.allocation:
-            note_first(run)
+        # With it the restarts are bounded, also after a requeue: each has made an attempt.
+        requeued = int(os.environ.get("SLURM_RESTART_COUNT") or 0) if run.allocation else 0
+        run.first = max(0, run.attempt - requeued)
         note_job(run)
     os.environ.pop("JOBKIT_LAUNCHER", None)  # what the ranks start is no run of the study
     begun, code = time.monotonic(), check_preflight(run) if preflight else int(Exit.OK)

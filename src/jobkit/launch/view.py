@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -20,7 +19,6 @@ from jobkit.launch.states import Progress, States, counted, duration, progress
 from jobkit.outcome.state import FINAL, RunState, read_job
 from jobkit.paths import short_path
 
-_RECENT = 8  # ended runs that a launch still shows
 _POLL_S = 0.4
 _COLOURS = {"ok": "green", "running": "cyan", "pending": "dim", "cancelled": "yellow"}
 # Runs that end so in their first minute would end so at any size: what they were given is wrong.
@@ -31,7 +29,7 @@ _MAX_NAMED = 3  # runs named where several ended for the same reason
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def study_view(looks: States, listed: Sequence[Mapping[str, Any]], more: str = "") -> Group:
+def study_view(looks: States, listed: Sequence[Mapping[str, Any]], more: str) -> Group:
     """The table of these runs below how many there are of each status; more: a last line."""
     counts = Counter(state.status for state in looks.of_runs.values())
     summary = ", ".join(f"{n} {status}" for status, n in counts.items())
@@ -102,7 +100,7 @@ class Foreground:
         self.console = Console(highlight=False, markup=False)
         self.states: dict[str, RunState] = {}
         self.progress: dict[str, Progress] = {}
-        self._begun, self._notes = time.monotonic(), 0
+        self._notes = 0
         self._printed: dict[str, tuple[str, int]] = {}
 
     def _print(self, text: str, style: str | None = None) -> None:
@@ -129,8 +127,8 @@ class Foreground:
     def started(self) -> None:
         """Print where the runs were started, and what was noted since they were announced."""
         self._print_notes(self.launch.notes[self._notes :])
-        if self.launch.runs:
-            self._print(f"started: {self.launch.runs.where}")
+        if self.launch.where:
+            self._print(f"started: {self.launch.where}")
 
     def _print_notes(self, notes: Sequence[str]) -> None:
         for note in notes:
@@ -176,14 +174,9 @@ class Foreground:
         return self.conclude()
 
     def watch(self) -> None:
-        """Show the runs until all have ended: a live table, or one line for each change."""
-        if self.console.is_terminal:
-            with Live(console=self.console, refresh_per_second=4, transient=True) as live:
-                while self._look_and_pause():
-                    live.update(self._live())
-        else:
-            while self._look_and_pause():
-                pass
+        """Print a line for each change until all runs have ended."""
+        while self._look_and_pause():
+            pass
         self._print_events()
 
     def _look_and_pause(self) -> bool:
@@ -196,8 +189,7 @@ class Foreground:
             if status == "running" or (status in FINAL and not ended):
                 paths, spec = self.launch.plan.paths.run(run_id), self.launch.plan.runs[run_id]
                 self.progress[run_id] = progress(paths, spec, self.states[run_id].attempt)
-        if not self.console.is_terminal:
-            self._print_events()
+        self._print_events()
         if active and (runs := self._bad_input()):
             self.launch.cancel()
             self.states, left = self.launch.states(), len(self.launch.run_ids) - runs
@@ -236,7 +228,7 @@ class Foreground:
             if state.status == "running":
                 text = at.text if at and at.text else "started"
             elif state.status == "ok":
-                text = f"ok{took}{', ' + at.text if at and at.text else ''}"
+                text = f"ok{took}{', ' + at.text if at and at.text else ''}{self._left()}"
             else:  # the whole reason stands at the end and in the log
                 reason = state.reason
                 cut = reason if len(reason) <= _MAX_REASON else f"{reason[: _MAX_REASON - 4]} ..."
@@ -244,27 +236,16 @@ class Foreground:
             line = f"[{number}/{len(self.launch.run_ids)}] {run_id}: {text}"
             self._print(line, _COLOURS.get(state.status, "red"))
 
-    def _live(self) -> RenderableType:
-        """The runs at work, the last ones that ended, and the time left."""
-        run_ids, states = self.launch.run_ids, self.states
-        ended = [run_id for run_id in run_ids if states[run_id].status in FINAL]
-        running = [run_id for run_id in run_ids if states[run_id].status == "running"]
-        times = f"{duration(time.monotonic() - self._begun)} elapsed"
-        if (left := self.left_s()) is not None:
-            times += f", about {duration(left)} left"
-        looks, listed = self.launch.looks, [*ended[-_RECENT:], *running]
-        rows = [looks.row(run_id, self.progress.get(run_id)) for run_id in listed]
-        return study_view(looks, rows, f"{len(ended)} of {len(run_ids)} runs, {times}")
-
-    def left_s(self) -> float | None:
-        """Estimated seconds until all runs have ended, by those that were ok; None before."""
-        status = {run_id: self.states[run_id].status for run_id in self.launch.run_ids}
-        took = [at.elapsed_s for r, at in self.progress.items() if status[r] == "ok"]
+    def _left(self) -> str:
+        """About how long the other runs take, if they are as fast as those that were ok."""
+        status = [self.states[run_id].status for run_id in self.launch.run_ids]
+        took = [at.elapsed_s for r, at in self.progress.items() if self.states[r].status == "ok"]
         known = [seconds for seconds in took if seconds is not None]
-        if not known:
-            return None
-        open_runs = sum(name not in FINAL for name in status.values())
-        return statistics.median(known) * open_runs / (self.launch.at_once or open_runs or 1)
+        waiting = sum(name not in FINAL for name in status)
+        if not known or not waiting:
+            return ""
+        left_s = statistics.median(known) * waiting / (self.launch.at_once or waiting)
+        return f"; about {duration(left_s)} left"
 
     # --- the end ------------------------------------------------------------------------------
 

@@ -68,22 +68,26 @@ def test_times_of_slurm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "key", "value", "of_dp"),
     [
-        ("", {}),
-        ("gpus_per_node = 4\ngpu_type = 'a100'", {"gpus-per-node": "a100:2"}),
-        ("gpus_per_node = 4\ngpu_request = 'gres'", {"gres": "gpu:2"}),
-        ("gpus_per_node = 4\ngpu_request = 'gpus-per-task'", {"gpus-per-task": "1"}),
-        ("gpus_per_node = 4\ngpu_request = 'none'", {}),
+        ("", "", "", ""),
+        ("gpus_per_node = 4\ngpu_type = 'a100'", "gpus-per-node", "a100:2", "a100:4"),
+        ("gpus_per_node = 4\ngpu_request = 'gres'", "gres", "gpu:2", "gpu:4"),
+        ("gpus_per_node = 4\ngpu_request = 'gpus-per-task'", "gpus-per-task", "1", "4"),
+        ("gpus_per_node = 4\ngpu_request = 'none'", "", "", ""),
     ],
 )
-def test_dialects_of_asking_for_gpus(tmp_path: Path, text: str, expected) -> None:
-    options = sbatch_options(S(3, 2), load(tmp_path, text), {}, "name")
-    assert {k: v for k, v in options.items() if "gpu" in k or k == "gres"} == expected
-    assert (options["nodes"], options["ntasks-per-node"]) == ("3", "2")
-    if expected:  # a node takes no more ranks than it has GPUs
+def test_dialects_of_asking_for_gpus(tmp_path, text, key, value, of_dp) -> None:
+    """A run of dp drives all that it sees; a node takes no more ranks than it has GPUs."""
+    site = load(tmp_path, text)
+    for shape, expected in ((S(3, 2), value), (S(3, 1, True), of_dp)):
+        options = sbatch_options(shape, site, {}, "name")
+        asked = {k: v for k, v in options.items() if "gpu" in k or k == "gres"}
+        assert asked == ({key: expected} if key else {})
+        assert (options["nodes"], options["ntasks-per-node"]) == ("3", str(shape.ranks_per_node))
+    if text:
         with pytest.raises(UsageError, match=r"8 GPUs on a node: site 'mine' has 4; .*--gpus 16"):
-            sbatch_options(S(2, 8), load(tmp_path, text), {}, "s")
+            sbatch_options(S(2, 8), site, {}, "s")
 
 
 def test_what_the_user_gives_wins(tmp_path: Path) -> None:

@@ -204,26 +204,3 @@ def test_an_array_has_as_many_elements_as_the_cluster_takes(slurm, monkeypatch) 
     assert "--array" not in (slurm / "10.script").read_text()
     monkeypatch.setenv("SLURM_CONF", str(slurm / "none"))
     assert max_array_size() == 1001  # Slurm's default
-
-
-@pytest.mark.parametrize(
-    ("form", "dp", "ddp", "whole"),
-    [
-        ("gpus-per-node", "4", "1", "4"),
-        ("gres", "gpu:4", "gpu:1", "gpu:4"),
-        ("gpus-per-task", "4", "1", "2"),
-    ],
-)
-def test_a_run_of_dp_requests_all_gpus_of_its_node(form, dp, ddp, whole) -> None:
-    """It drives all that it sees; the jobs of other strategies stay as they are."""
-    site = Site(name="here", gpus_per_node=4, gpu_request=form)
-
-    def asked(*strategies: str, gpus: Any = (1,), within: bool = False, **more: Any) -> object:
-        plan = Study(name="s", strategies=strategies, gpus=gpus, **more).expand()
-        request = LaunchRequest(within_allocation=within)
-        (batch,) = make_batches(plan, list(plan.runs), site, request)
-        return batch.options[form]
-
-    assert (asked("dp"), asked("ddp")) == (dp, ddp)
-    assert asked("dp", settings={"device": "cpu"}) == ddp
-    assert asked("dp", "ddp", gpus=(1, 2), within=True) == whole
