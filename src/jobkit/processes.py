@@ -99,25 +99,15 @@ def age_s(record: Mapping[str, Any]) -> float | None:
 def end_process(pid: int, is_ours: Callable[[int, list[bytes]], bool]) -> bool:
     """Send TERM to a process of this user's and wait for its end; False, and no signal, if it is
     gone or another's, or is_ours(its start in ticks since the boot, its command line) is not true.
-
-    Raises OSError on a kernel before Linux 5.3, where a pid could become another process's
-    before the signal.
     """
     try:
-        handle = os.pidfd_open(pid)  # from here on the pid cannot become another process's
-    except ProcessLookupError:
-        return False
-    try:
-        folder, start = Path(f"/proc/{pid}"), process_start(pid)
-        words = (folder / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        start = process_start(pid)
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
         if start is None or not is_own(pid) or not is_ours(start, words):
             return False
-        signal.pidfd_send_signal(handle, signal.SIGTERM)
+        os.kill(pid, signal.SIGTERM)
     except OSError:
         return False
-    finally:
-        with contextlib.suppress(OSError):
-            os.close(handle)
     while process_start(pid) == start:
         time.sleep(_POLL_S)
     return True

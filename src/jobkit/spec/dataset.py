@@ -39,7 +39,8 @@ def check_source(dataset: str) -> None:
         if not path.is_dir():
             packed = "; unpack it first" if path.exists() else ""
             raise UsageError(f"{path}: no such directory of images{packed}")
-        check_classes(path, *(_folders(path / part) for part in ("train", "test")))
+        parts = ([*(path / part).glob("*/")] for part in ("train", "test"))
+        check_classes(path, *({folder.name for folder in folders} for folders in parts))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from None
 
@@ -54,10 +55,6 @@ def check_classes(path: Path, train: set[str], test: set[str]) -> list[str]:
         only += [f"{c} only in test/" for c in sorted(test - train)]
         raise UsageError(f"{path}: class folders differ: {', '.join(only[:5])}")
     return sorted(train)
-
-
-def _folders(path: Path) -> set[str]:
-    return {p.name for p in path.iterdir() if p.is_dir()} if path.is_dir() else set()
 
 
 def find_idx(folder: Path) -> dict[str, Path]:

@@ -5,7 +5,7 @@ import json
 import re
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import Field, dataclass, fields
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
@@ -73,7 +73,8 @@ class PlannedRun:
 
     def differences(self) -> dict[str, Any]:
         """The fields that are not at their default."""
-        return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != _default(f)}
+        values = {f: getattr(self, f.name) for f in fields(self)}
+        return {f.name: v for f, v in values.items() if v not in (f.default, {})}
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, as JSON takes them."""
@@ -109,10 +110,6 @@ class PlannedRun:
     def whole_node(self) -> bool:
         """Whether one rank uses every GPU of its node."""
         return False
-
-
-def _default(f: Field[Any]) -> Any:
-    return f.default if f.default_factory is MISSING else f.default_factory()
 
 
 @dataclass(frozen=True)
