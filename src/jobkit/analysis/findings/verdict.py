@@ -198,7 +198,7 @@ def _share(size: Size, least: float) -> str:
     if ends is None or ends[0] == ends[1]:
         return text
     low, high = (_percent(end, least).removesuffix("%") for end in ends)
-    return f"{text} [{low}, {high} at {size.confidence_share:.0%}]"
+    return f"{text} [{low}, {high} at 95%]"
 
 
 def _unsure(size: Size, least: float, doubts: Sequence[Caveat]) -> bool:

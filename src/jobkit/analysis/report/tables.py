@@ -108,7 +108,6 @@ def _cost_columns(sizes: Sequence[Size], unit: str, per: str) -> dict[str, list[
         units = {s.throughput_unit.partition("/")[0].removesuffix("s") for s in sizes}
         work = units.pop() if len(units) == 1 else "unit of work"
         names |= {f"J per {work} ({scopes.pop()})": "joules_per_work", f"kWh {per}": "energy_kwh"}
-        names[f"kWh {to_goal}"] = "kwh_to_accuracy"
     forms = {"time_to_accuracy_s": "{:.4g}"}
     return {
         head: [say(getattr(s, name), forms.get(name, "{:.3g}")) for s in sizes]

@@ -13,7 +13,8 @@ Strong and weak scaling never share a base.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
 from statistics import fmean, median
@@ -43,23 +44,35 @@ def measured_sizes(
 ) -> list[Size]:
     """Every size of every series, compared with its base, with intervals and costs.
 
-    accuracy: the validation accuracy to be reached; None: what every run that is ok has reached.
+    accuracy: the validation accuracy to be reached; None: what every run that is ok has reached, in
+    whole per cent.
     """
     measured = sizes(runs)
     pool = spread_of(measured)
     flags = spread.outliers([s.rates for s in measured])
     bad = faults(runs)
     bases = _bases(measured, runs[~runs["series"].isin(bad)], pool)
-    target = _common_accuracy(runs) if accuracy is None else accuracy
-    reached, means = _epochs_to(epochs, target), _mean_seconds(epochs)
+    if accuracy is None:
+        best = runs.loc[runs["status"] == "ok", "best_val_accuracy"].dropna()
+        accuracy = math.floor(100 * float(best.min()) + 1e-9) / 100 if len(best) else None
+    reached, means = _epochs_to(epochs, accuracy), _mean_seconds(epochs)
     filled = []
     for size, wrong in zip(measured, flags, strict=True):
         row: Row = {"outliers": ", ".join(compress(size.rated_runs, wrong)) or None}
         if size.series in bad:
             row["note"] = f"not compared: {bad[size.series]}"
         base = bases.get(size.series) if size.series not in bad else None
-        row |= _measured(size, base, pool) | _cost(size, target, reached, means)
-        filled.append(_finite(size, row))
+        row |= _compared(size, base, pool) | _cost(size, means)
+        row["target_accuracy"] = accuracy or None
+        needed = [reached[r] for r in size.ok_runs if r in reached]
+        if needed and len(needed) == size.runs_ok:
+            row["epochs_to_accuracy"] = median(needed)
+            if size.time_of == EPOCH and "mean_time_s" in row:  # else it is of no epoch
+                row["time_to_accuracy_s"] = fmean(needed) * row["mean_time_s"]
+        # Rates come from logs: numbers out of range are not known.
+        values = vars(size) | row
+        lost = [k for k, v in values.items() if isinstance(v, float) and not math.isfinite(v)]
+        filled.append(replace(size, **row | dict.fromkeys(lost)))
     return [replace(s, not_distinguishable_from=_alike(s, filled, pool) or None) for s in filled]
 
 
@@ -76,12 +89,11 @@ def sample_of(size: Size) -> Sample:
 
 def scaling_table(measured: Sequence[Size], study: str | None) -> pd.DataFrame:
     """A row for each size, with the columns SCALING."""
-    names = {c.name for c in SCALING}
     rows = []
     for size in measured:
         note = size.note or (_UNMEASURED if size.throughput is None else None)
-        rows.append({k: v for k, v in vars(size).items() if k in names})
-        rows[-1] |= {"study": study, "note": note}
+        known = {c.name: getattr(size, c.name) for c in SCALING if c.name != "study"}
+        rows.append(known | {"study": study, "note": note})
     return frame(rows, SCALING)
 
 
@@ -91,15 +103,25 @@ def _bases(measured: Sequence[Size], runs: pd.DataFrame, pool: Pool | None) -> d
     for size in measured:  # small sizes come first
         if size.throughput and size.world_size and size.devices:
             own.setdefault(size.series, size)
-    problems = _problems(runs, set(own))
-    serial: dict[Any, list[Size]] = {}
-    for series, size in own.items():
-        if series in problems and size.world_size == size.devices == 1:
-            serial.setdefault(problems[series], []).append(size)
+    # What a serial run must share to be the base of a series of jobkit's own training.
+    names = [*SAME, "scaling", "global_batch_size", "batch_size_per_rank", "threads_used"]
+    ok = runs[(runs["status"] == "ok") & runs["strategy"].isin(STRATEGIES)]
+    ok = ok[ok["series"].isin(list(own))]
+    problems: dict[str, tuple[Any, ...]] = {}
+    serial = defaultdict[tuple[Any, ...], list[Size]](list)
+    for series, group in ok[["series", *names]].groupby("series"):
+        if group["global_batch_size"].notna().all():
+            weak = (group["scaling"] == "weak").any()
+            batch = "batch_size_per_rank" if weak else "global_batch_size"
+            first = [str(group[n].iloc[0]) for n in (*SAME, "scaling")]
+            key = (*first, int(group[batch].max()), str(group["threads_used"].max()))
+            problems[str(series)] = key
+            if own[str(series)].world_size == own[str(series)].devices == 1:
+                serial[key].append(own[str(series)])
     bases = dict(own)
-    for series in problems.keys() & own.keys():
+    for series, key in problems.items():
         small = own[series]
-        alone = serial.get(problems[series], [small])
+        alone = serial[key] or [small]
         best = max(alone, key=lambda s: s.throughput or 0)
         best = next((s for s in alone if is_single(s) and not surely_faster(best, s, pool)), best)
         if best.series != series and (small not in alone or surely_faster(best, small, pool)):
@@ -120,35 +142,12 @@ def surely_faster(size: Size, other: Size, pool: Pool | None) -> bool:
     return (size.throughput or 0) > FASTER * (other.throughput or 0)
 
 
-def _problems(runs: pd.DataFrame, series: set[str]) -> dict[str, Any]:
-    """By series of jobkit's own training: what a serial run must share to be its base."""
-    names = [*SAME, "scaling", "global_batch_size", "batch_size_per_rank", "threads_used"]
-    ok = runs[(runs["status"] == "ok") & runs["strategy"].isin(STRATEGIES)]
-    problems = {}
-    for name, group in ok[["series", *names]].groupby("series"):
-        if name in series and group["global_batch_size"].notna().all():
-            weak = (group["scaling"] == "weak").any()
-            batch = "batch_size_per_rank" if weak else "global_batch_size"
-            first = [str(group[n].iloc[0]) for n in (*SAME, "scaling")]
-            key = (*first, int(group[batch].max()), str(group["threads_used"].max()))
-            problems[str(name)] = key
-    return problems
-
-
-def _finite(size: Size, more: Row) -> Size:
-    """The size with more values, without numbers out of range: rates come from logs."""
-    values = vars(size) | more
-    lost = [k for k, v in values.items() if isinstance(v, float) and not math.isfinite(v)]
-    return replace(size, **more | dict.fromkeys(lost))
-
-
-def _measured(size: Size, base: Size | None, pool: Pool | None) -> Row:
+def _compared(size: Size, base: Size | None, pool: Pool | None) -> Row:
     """The intervals of a size, and how it compares with the base."""
     row, own = Row(), sample_of(size)
     if pool and own[0] and size.throughput:
         count = f"{len(own[0])} repeats" if len(own[0]) > 1 else "1 run"
         row["spread_from"] = f"{count}, spread pooled over {counted(pool.sizes, 'size')}"
-        row["confidence_share"] = spread.CONFIDENCE
         factor = math.exp(pool.half_width(own))
         low, high = size.throughput / factor, size.throughput * factor
         row |= {"throughput_low": low, "throughput_high": high}
@@ -172,12 +171,9 @@ def _measured(size: Size, base: Size | None, pool: Pool | None) -> Row:
     return row | {"efficiency_low": low * share, "efficiency_high": high * share}
 
 
-def _cost(
-    size: Size, target: float | None, reached: dict[str, float], means: dict[str, float]
-) -> Row:
-    """What an epoch costs, by the mean over epochs and repeats, and the time to an accuracy."""
-    row: Row = {"target_accuracy": target}
-    devices = size.devices
+def _cost(size: Size, means: Mapping[str, float]) -> Row:
+    """What an epoch costs, by the mean over epochs and repeats."""
+    row, devices = Row(), size.devices
     if size.throughput is not None and devices:
         row["throughput_per_rank"] = size.throughput / devices
     if size.time_s is None or not devices:
@@ -194,14 +190,6 @@ def _cost(
     per = size.joules_per_work
     if per is not None and size.time_amount and not size.throughput_unit.endswith("/h"):
         row["energy_kwh"] = per * size.time_amount / _J_OF_KWH
-    needed = [reached[r] for r in size.ok_runs if r in reached]
-    if needed and len(needed) == size.runs_ok:
-        row["epochs_to_accuracy"] = median(needed)
-        if size.time_of != EPOCH:
-            return row  # its time and energy are of a run or of an amount of work
-        row["time_to_accuracy_s"] = fmean(needed) * mean
-        if "energy_kwh" in row:
-            row["kwh_to_accuracy"] = median(needed) * row["energy_kwh"]
     return row
 
 
@@ -217,16 +205,9 @@ def _mean_seconds(epochs: pd.DataFrame) -> dict[str, float]:
     return {str(run): float(value) for run, value in means.items()}
 
 
-def _common_accuracy(runs: pd.DataFrame) -> float | None:
-    """The accuracy, in whole per cent, that every run that is ok has reached."""
-    best = runs[runs["status"] == "ok"]["best_val_accuracy"].dropna()
-    common = math.floor(100 * float(best.min()) + 1e-9) / 100 if len(best) else 0.0
-    return common or None
-
-
 def _epochs_to(epochs: pd.DataFrame, target: float | None) -> dict[str, float]:
     """By run_id: the epochs it took to the target; without the runs that did not reach it."""
-    if target is None:
+    if not target:
         return {}
     there = epochs[(epochs["val_accuracy"] >= target).fillna(False)]
     first = there.dropna(subset=["epoch"]).groupby("run_id")["epoch"].min()
@@ -238,15 +219,14 @@ def _alike(size: Size, measured: Sequence[Size], pool: Pool | None) -> str:
 
     Without any repeats in the study, all of them: nothing says that they differ.
     """
-    same = [s for s in measured if comparable_at(s) == comparable_at(size) and s is not size]
-    before = [
-        s
-        for s in measured
-        if s.series == size.series and (s.world_size or 0) < (size.world_size or 0)
-    ]
-    names = [s.series for s in same if may_be_equal(size, s, pool)]
-    ranks = [s.world_size or 0 for s in before[-1:] if may_be_equal(size, s, pool)]
-    return "; ".join([*names, *(counted(n, "rank") for n in ranks)])
+    names, before = list[str](), list[Size]()
+    for other in measured:
+        if comparable_at(other) == comparable_at(size) and other is not size:
+            names += [other.series] * may_be_equal(size, other, pool)
+        if other.series == size.series and (other.world_size or 0) < (size.world_size or 0):
+            before = [other]
+    ranks = [counted(s.world_size or 0, "rank") for s in before if may_be_equal(size, s, pool)]
+    return "; ".join([*names, *ranks])
 
 
 def comparable_at(size: Size) -> tuple[object, ...]:
@@ -277,33 +257,25 @@ def check_efficiency(
     """
     at_size = [s for s in measured if s.world_size == at]
     if not at_size:
-        known = sorted({s.world_size for s in measured if s.world_size})
-        have = ", ".join(map(str, known)) or "none"
-        raise UsageError(f"--at {at}: the study has no such size (it has: {have})")
+        known = ", ".join(map(str, sorted({s.world_size for s in measured if s.world_size})))
+        raise UsageError(f"--at {at}: the study has no such size (it has: {known or 'none'})")
     missed, unsure = list[str](), list[str]()
     for size in at_size:
-        where = f"{size.series} at {shape(size)}"
-        ends, value = size.interval("efficiency"), size.efficiency
+        where, value = f"{size.series} at {shape(size)}", size.efficiency
         if value is None or size.is_base:
             why = "no smaller size was measured to compare with"
             missed.append(f"{where}: no efficiency: {why if value else size.note or _UNMEASURED}")
             continue
-        words = f" [{ends[0]:.1%}, {ends[1]:.1%} at 95%]" if ends else ""
+        ends = size.interval("efficiency")
+        low, high = ends or (value, value)
+        words = f" [{low:.1%}, {high:.1%} at 95%]" if ends else ""
         base = f"(relative to {size.base_series} on {counted(size.base_world_size or 0, 'rank')})"
-        if (ends[1] if ends else value) < least:
+        if high < least:
             missed.append(f"{where}: efficiency {value:.1%}{words} is below {least:.1%} {base}")
-        elif (ends[0] if ends else value) < least:
-            unsure.append(
-                f"{where}: efficiency {value:.1%}{words} may be below {least:.1%}: repeat"
-            )
-    present = {s.series for s in at_size}
-    missed += [
-        f"{name}: not planned at {counted(at, 'rank')}" for name in _absent(measured, present)
-    ]
-    return missed, unsure
-
-
-def _absent(measured: Sequence[Size], present: set[str]) -> Iterator[str]:
-    """The series with several sizes that have none of these."""
+        elif low < least:
+            may = f"may be below {least:.1%}: repeat"
+            unsure.append(f"{where}: efficiency {value:.1%}{words} {may}")
     several = {s.series for s in measured if s.strategy not in ONE_RANK}
-    yield from sorted(several - present)
+    absent = sorted(several - {s.series for s in at_size})
+    missed += [f"{name}: not planned at {counted(at, 'rank')}" for name in absent]
+    return missed, unsure

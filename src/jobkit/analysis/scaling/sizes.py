@@ -4,7 +4,8 @@ Only successful runs enter a median: a run without its end may have measured onl
 """
 
 import math
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -78,7 +79,6 @@ class Size:
     efficiency_low: float | None = None
     efficiency_high: float | None = None
     spread_from: str | None = None
-    confidence_share: float | None = None
     not_distinguishable_from: str | None = None
     outliers: str | None = None
     # What an epoch costs, by the mean, and the time to an accuracy.
@@ -93,7 +93,6 @@ class Size:
     joules_per_work: float | None = None
     joules_of: str | None = None
     energy_kwh: float | None = None
-    kwh_to_accuracy: float | None = None
 
     @property
     def place(self) -> tuple[str, int, int]:
@@ -112,97 +111,92 @@ class Size:
         return None if low is None or high is None else (low, high)
 
 
-_OF_RUN: tuple[str, ...] = ("run_id", "status", "devices", "train_samples", "throughput_unit")
-_OF_RUN += ("throughput", "images_per_s", "time_per_epoch_s", "peak_memory_mib", "val_accuracy")
-_OF_RUN += ("joules_per_work", "joules_of", "step_time_s", "attempts", "gpu_busy_mean")
+_OF_RUN = (
+    *("run_id", "status", "devices", "train_samples", "throughput_unit", "throughput"),
+    *("images_per_s", "time_per_epoch_s", "peak_memory_mib", "val_accuracy", "joules_per_work"),
+    *("joules_of", "step_time_s", "attempts", "gpu_busy_mean"),
+)
 
 
 def sizes(runs: pd.DataFrame) -> list[Size]:
-    """Medians over the repeats of every size, series by series, small sizes first."""
+    """Medians over the repeats of every size, series by series, small sizes first.
+
+    Series are in the order of their strategies, and few nodes come first.
+    """
     # A run has hundreds of columns, and there may be many sizes: plain values cost least.
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in records(runs[[*_KEYS, *_FACTS, *_OF_RUN]]):
         groups.setdefault(tuple(row[k] for k in _KEYS), []).append(row)
-    measured = _with_units([_size(rows) for rows in groups.values()])
-    return _with_times(sorted(measured, key=_order))
+    measured = _with_times([_size(rows) for rows in groups.values()])
+    order = {name: place for place, name in enumerate(STRATEGIES)}
+    return sorted(measured, key=lambda s: (order.get(s.strategy or "", len(order)), *s.place))
 
 
 def _size(rows: list[Row]) -> Size:
     first, ok = rows[0], [row for row in rows if row["status"] == "ok"]
-    times, peaks = _values(ok, "time_per_epoch_s"), _values(ok, "peak_memory_mib")
-    source = "throughput" if _values(ok, "throughput") else "images_per_s"
-    rates = _values(ok, source)
-    samples, units, devices = (
-        [row[name] for row in ok if row[name] is not None]
-        for name in ("train_samples", "throughput_unit", "devices")
-    )
-    scopes = {row["joules_of"] for row in ok}
-    alike = len(scopes) == 1 and None not in scopes
+    of_ok = {name: [row[name] for row in ok if row[name] is not None] for name in _OF_RUN}
+    source = "throughput" if of_ok["throughput"] else "images_per_s"
+    names = (source, "time_per_epoch_s", "peak_memory_mib")
+    rates, times, peaks = (tuple(map(float, of_ok[name])) for name in names)
     # The work of an epoch: as the run said it, else as its rate and its time say.
-    pairs = [] if samples else [(row["throughput"], row["time_per_epoch_s"]) for row in ok]
-    work = [float(a) * float(b) for a, b in pairs if a is not None and b is not None]
+    pairs = [(row["throughput"], row["time_per_epoch_s"]) for row in ok]
+    samples = of_ok["train_samples"]
+    work = samples or [rate * time for rate, time in pairs if rate is not None and time is not None]
+    scopes = {row["joules_of"] for row in ok}
+    joules_of = scopes.pop() if len(scopes) == 1 else None
+    several = not rates and any(count > 1 for count in of_ok["attempts"])
     return Size(
-        joules_per_work=_median(_values(ok, "joules_per_work")) if alike else None,
-        joules_of=scopes.pop() if alike else None,
         **{name: first[name] for name in (*_KEYS, *_FACTS)},
-        devices=max(devices, default=None) or first["world_size"],
+        devices=max(of_ok["devices"], default=None) or first["world_size"],
         runs_planned=len(rows),
         runs_ok=len(ok),
-        ok_runs=tuple(row["run_id"] for row in ok),
-        train_samples=int(samples[0]) if samples else None,
+        ok_runs=tuple(of_ok["run_id"]),
         not_ok=tuple(row["status"] for row in rows if row["status"] != "ok"),
-        throughput_unit=str(units[0]) if units else IMAGES * bool(rates),
+        train_samples=int(samples[0]) if samples else None,
+        throughput_unit=str(next(iter(of_ok["throughput_unit"]), IMAGES * bool(rates))),
         throughput=_median(rates),
-        rates=tuple(rates),
+        rates=rates,
         rated_runs=tuple(row["run_id"] for row in ok if row[source] is not None),
         time_of=EPOCH,
-        time_amount=float(samples[0]) if samples else _median(work),
+        time_amount=_median(work),
         time_s=_median(times),
-        times_s=tuple(times),
+        times_s=times,
         peak_memory_mib=_median(peaks),
-        peaks_memory_mib=tuple(peaks),
-        val_accuracy=_median(_values(ok, "val_accuracy")),
-        gpu_busy=_median(_values(ok, "gpu_busy_mean")),
-        step_time_s=_median(_values(ok, "step_time_s")),
-        note=SEVERAL_STARTS if not rates and any((r["attempts"] or 0) > 1 for r in ok) else None,
+        peaks_memory_mib=peaks,
+        val_accuracy=_median(of_ok["val_accuracy"]),
+        gpu_busy=_median(of_ok["gpu_busy_mean"]),
+        step_time_s=_median(of_ok["step_time_s"]),
+        note=SEVERAL_STARTS if several else None,
+        joules_per_work=_median(of_ok["joules_per_work"]) if joules_of else None,
+        joules_of=joules_of,
     )
 
 
-def _with_units(measured: list[Size]) -> list[Size]:
-    """Give a size of which no run is ok the unit of its series, else that of the study.
+def _with_times(measured: list[Size]) -> list[Size]:
+    """Give the sizes of one unit the time of the same: an epoch, a run or an amount of work.
 
-    Its time is then of the same as that of the others. A study that measured nothing has images
-    where it is jobkit's own training, else runs.
+    The unit of a size of which no run is ok is that of its series, else that of the study. A study
+    that measured nothing has images where it is jobkit's own training, else runs.
     """
     of_series = {s.series: s.throughput_unit for s in measured if s.throughput_unit}
     units = set(of_series.values())
     own = any(s.strategy in STRATEGIES and s.global_batch_size for s in measured)
     other = units.pop() if len(units) == 1 else IMAGES if own or units else RUNS
-    return [
-        replace(s, throughput_unit=s.throughput_unit or of_series.get(s.series, other))
-        for s in measured
-    ]
-
-
-def _with_times(measured: list[Size]) -> list[Size]:
-    """Give the sizes of a program without epochs the time of an amount of work, or of a run.
-
-    The amount is a power of ten, the same for all sizes of a unit: the fastest takes up to 1 s.
-    """
-    timed = []
+    timed = defaultdict[str, list[Size]](list)
     for size in measured:
-        alike = [s for s in measured if s.throughput_unit == size.throughput_unit]
-        nothing = size.throughput_unit == IMAGES and not any(s.rates for s in alike)
-        if nothing or _share_an_epoch(alike):
-            timed.append(size)
+        unit = size.throughput_unit or of_series.get(size.series, other)
+        timed[unit].append(replace(size, throughput_unit=unit))
+    for unit, alike in timed.items():
+        rates = [rate for size in alike for rate in size.rates]
+        if _share_an_epoch(alike) or (unit == IMAGES and not rates):
             continue
-        fastest = max((r for s in alike for r in s.rates), default=1)
-        amount, name = _work(size.throughput_unit, fastest)
-        times = tuple(amount / rate for rate in size.rates if rate > 0)
-        timed.append(
-            replace(size, time_of=name, time_amount=amount, times_s=times, time_s=_median(times))
-        )
-    return timed
+        amount, name = _work(unit, max(rates, default=1))
+        for i, size in enumerate(alike):
+            times = tuple(amount / rate for rate in size.rates if rate > 0)
+            alike[i] = replace(
+                size, time_of=name, time_amount=amount, times_s=times, time_s=_median(times)
+            )
+    return [size for alike in timed.values() for size in alike]
 
 
 def _share_an_epoch(alike: list[Size]) -> bool:
@@ -218,7 +212,10 @@ def _share_an_epoch(alike: list[Size]) -> bool:
 
 
 def _work(unit: str, fastest: float) -> tuple[float, str]:
-    """An amount of work, so that amount / rate is in seconds, and what it is called."""
+    """An amount of work, so that amount / rate is in seconds, and what it is called.
+
+    It is a power of ten, the same for all sizes of a unit: the fastest takes up to 1 s.
+    """
     name, _, per = unit.partition("/")
     if per == "h":  # the wall time of the run is all that is known
         return 3600.0, _OF_RUNS.get(name, name)
@@ -229,16 +226,5 @@ def _work(unit: str, fastest: float) -> tuple[float, str]:
     return amount, f"{text} {name.removesuffix('s') if amount == 1 else name}"
 
 
-def _order(size: Size) -> tuple[Any, ...]:
-    """Series in the order of their strategies, then small sizes first, few nodes first."""
-    known = (*STRATEGIES, size.strategy)
-    return (known.index(size.strategy), size.series, size.world_size or 0, size.nodes or 0)
-
-
-def _values(rows: Iterable[Row], name: str) -> list[float]:
-    return [float(row[name]) for row in rows if row[name] is not None]
-
-
-def _median(values: Iterable[float]) -> float | None:
-    known = list(values)
-    return median(known) if known else None
+def _median(values: Sequence[float]) -> float | None:
+    return float(median(values)) if values else None

@@ -38,7 +38,7 @@ def _recorded(kind: str, dtype: str, *names: str) -> tuple[Column, ...]:
     return tuple(Column(name, dtype, KINDS[kind][name]) for name in names)
 
 
-_BETWEEN_RUNS = "end of the interval between runs, at confidence_share; empty without repeats"
+_BETWEEN_RUNS = "end of the 95 % interval between runs; empty without repeats"
 
 
 def _with_interval(
@@ -286,7 +286,6 @@ time_to_accuracy_s NUMBER mean epochs to the target x mean_time_s: training only
     and evaluation; empty where time_of is no epoch
 spread_from TEXT repeats of this size, and over how many sizes their spread is pooled; empty if no
     size of the study was repeated
-confidence_share NUMBER confidence level of the intervals
 not_distinguishable_from TEXT series at the same size, and the next smaller size of the series,
     that no test on the difference tells apart at 95 %; without repeats all of them
 outliers TEXT run_ids that are outliers among the repeats; the medians include them
@@ -301,8 +300,6 @@ node_hours NUMBER mean_time_s x nodes / 3600
 joules_per_work NUMBER energy per unit of work: median of successful repeats
 joules_of TEXT whose energy that is: node or gpu; of Slurm: whole job
 energy_kwh NUMBER energy of what time_s is of: an epoch, or an amount of work
-kwh_to_accuracy NUMBER energy_kwh x epochs_to_accuracy: with start-up left out; empty where
-    time_of is no epoch
 step_time_s NUMBER time of one optimizer step: median of successful repeats
 gpu_busy NUMBER gpu_busy_mean of the runs: median
 """)
