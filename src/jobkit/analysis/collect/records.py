@@ -149,9 +149,7 @@ def read_run(paths: RunPaths, run_id: str | None) -> RunRecords:
         else:
             of_ranks += reader.unique([r for r in of_file if "v" in r])
         rejects += [reject] if reject else []
-    recorded = reader.unique([r for r in records if "v" in r])
-    foreign = [r for r in records if "v" not in r]
-    return RunRecords(recorded + foreign, rejects, _lost(recorded), of_ranks)
+    return _whole(records, rejects, of_ranks)
 
 
 def read_log(path: Path) -> RunRecords:
@@ -163,9 +161,7 @@ def read_log(path: Path) -> RunRecords:
     if later := len(records) - end:
         why = "of a second run in this log: the first one is read"
         rejects.append(Reject(path.name, later, None, why))
-    recorded = reader.unique([r for r in records[:end] if "v" in r])
-    foreign = [r for r in records[:end] if "v" not in r]
-    return RunRecords(recorded + foreign, rejects, _lost(recorded))
+    return _whole(records[:end], rejects, [])
 
 
 def _end_of_first(records: list[Record]) -> int:
@@ -227,7 +223,10 @@ def _items(path: Path, study: Path, seen: set[bytes] | None) -> Iterator[Record 
         yield Rejected(-1, 0, f"{UNREADABLE}{error.strerror or error}")
 
 
-def _lost(records: list[Record]) -> int:
-    """How many records are missing before the last one of each attempt."""
-    last = {record["attempt"]: record["seq"] for record in records}  # they are in order
-    return sum(last.values()) + len(last) - len(records)
+def _whole(records: list[Record], rejects: list[Reject], of_ranks: list[Record]) -> RunRecords:
+    """The records of a run in order, each once, and how many are missing in each attempt."""
+    recorded = reader.unique([r for r in records if "v" in r])
+    last = {record["attempt"]: record["seq"] for record in recorded}
+    lost = sum(last.values()) + len(last) - len(recorded)
+    foreign = [r for r in records if "v" not in r]
+    return RunRecords(recorded + foreign, rejects, lost, of_ranks)

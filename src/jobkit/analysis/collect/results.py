@@ -24,9 +24,7 @@ from jobkit.analysis.collect.logs import GivenLogs, read_logs
 from jobkit.analysis.collect.records import read_run
 from jobkit.analysis.collect.rows import (
     IDENTIFIES,
-    OF_EPOCHS,
     OF_RUN,
-    WALL_TIME,
     observed_of,
     of_tables,
     ranks_together,
@@ -134,12 +132,6 @@ class Results:
         """Problems of the logs and of the comparison, one line each."""
         runs = self.runs
         lines = [line for text in runs["problems"].dropna() for line in text.split(" | ")]
-        early = "only warm-up steps were measured: train longer or lower --warmup-steps"
-        of_steps = self.steps.dropna(subset=["warmup"]).groupby("run_id", sort=False)["warmup"]
-        alone = {str(run_id) for run_id, every in of_steps.all().items() if every}
-        by_steps = ~runs["throughput_source"].isin([OF_EPOCHS, WALL_TIME])
-        measured = runs.loc[by_steps & runs["throughput"].notna(), "run_id"]
-        lines += [f"{run_id}: {early}" for run_id in measured if run_id in alone]
         if above := list(runs.loc[runs["val_accuracy"].gt(1), "run_id"]):
             of = f"{counted(len(above), 'run')}, as {above[0]}"
             lines.append(f"val_accuracy is above 1 in {of}: it is a share, as 0.93 for 93 %")
@@ -232,17 +224,6 @@ def _of_runs(
     return table[[*(c.name for c in columns), *values.columns[len(others) :]]]
 
 
-@dataclass(frozen=True)
-class _Run:
-    """What is known of a run before its records are read."""
-
-    paths: RunPaths
-    record_id: str | None  # the run_id of its records; None: any
-    planned: PlannedRun | None
-    state: RunState
-    slurm_j: float | None  # energy by Slurm of a job that is this run's alone
-
-
 def _read_study(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """What was read of every run, and the folders of runs that are not in the plan.
 
@@ -269,11 +250,10 @@ def _read_study(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
     states, jobs = join(folders, ordered, slurm_jobs.ask)
     counts = Counter(job.job_id for job in jobs.values())
     energy = {k: job.energy_j for k, job in jobs.items() if counts[job.job_id] == 1}
-    runs = [
-        _Run(path, record_ids.get(name), specs[name], states[name], energy.get(name))
+    read = {
+        name: _read(path, record_ids.get(name), specs[name], states[name], energy.get(name))
         for name, path in folders.items()
-    ]
-    read = dict(zip(folders, map(_read, runs), strict=True))
+    }
     labels = series_labels({run_id: run["spec"] for run_id, run in read.items()})
     for run_id, job in jobs.items():
         read[run_id]["row"]["slurm_energy_j"] = job.energy_j
@@ -282,15 +262,24 @@ def _read_study(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
     return read, unplanned
 
 
-def _read(run: _Run) -> dict[str, Any]:
-    """What a run's files hold: its row, the rows of its epochs, steps and samples, its problems."""
-    records, planned = read_run(run.paths, run.record_id), run.planned
+def _read(
+    paths: RunPaths,
+    record_id: str | None,
+    planned: PlannedRun | None,
+    state: RunState,
+    slurm_j: float | None,
+) -> dict[str, Any]:
+    """What a run's files hold: its rows in each table, its problems, and the settings it had.
+
+    record_id: the run_id of its records; None: any. slurm_j: energy of a job of this run alone.
+    """
+    records = read_run(paths, record_id)
     actual = recorded_spec(records)
     spec = planned.decided(actual) if planned and actual else planned or actual
-    observed = observed_of(run.paths, records, spec)
+    observed = observed_of(paths, records, spec)
     # Where rates may lie in a file that is closed to us, the wall time stands for none of them.
-    wall_s = None if records.unreadable else wall_time_s(run.paths, run.state.attempts)
-    row = result_row(spec, run.state, records, observed, wall_s)
-    row["ranks_together"] = ranks_together(run.paths, records, spec)
-    row |= use_row(records, observed, row, run.slurm_j)
-    return of_tables(run.paths.folder.name, records, observed, row) | {"spec": spec}
+    wall_s = None if records.unreadable else wall_time_s(paths, state.attempts)
+    row = result_row(spec, state, records, observed, wall_s)
+    row["ranks_together"] = ranks_together(paths, records, spec)
+    row |= use_row(records, observed, row, slurm_j)
+    return of_tables(paths.folder.name, records, observed, row) | {"spec": spec}

@@ -127,12 +127,25 @@ def result_row(
 
     observed: what was seen of its steps. wall_s: seconds from its job's start to the end.
     """
-    messages = records.of("message")
+    start, messages = records.last("run_start"), records.of("message")
+    versions = start.get("versions")
+    versions = versions if isinstance(versions, dict) else {}
     serious = [m for m in messages if m.get("level") in ("warning", "error")]
     texts = dict.fromkeys(" ".join(str(m.get("text", "")).split()) for m in serious)
+    whys = records.of_all_ranks("why")
+    parts = breakdown(whys, records.of_all_ranks("window"))
+    parts = parts or {"not_profiled": not_profiled(whys)}
+    parts["difference_s"] = records.last("difference").get("difference_s")
+    recorded = {
+        **{name: start.get(name) for name in _OF_RUN_START},
+        "threads_used": start.get("threads"),
+        **{f"{name}_version": versions.get(name) for name in _VERSIONS},
+        **{name: versions.get(name) for name in _OF_GPUS},
+        **_ending(records),
+    }
     row = {
         **(spec.columns() | _parameters(spec) if spec else {}),
-        **{k: v for k, v in (_where(records) | _ending(records)).items() if v is not None},
+        **{k: v for k, v in recorded.items() if v is not None},
         "status": state.status,
         "reason": state.reason or None,
         "evidence": state.evidence or None,
@@ -140,7 +153,7 @@ def result_row(
         "exit_code": state.exit_code,
         "attempts": state.attempts,
         "wall_time_s": wall_s,
-        **_breakdown(records),
+        **{f"breakdown_{name}": value for name, value in parts.items()},
         "warnings": len(serious),
         "warnings_text": " | ".join(texts) or None,
         "lines_rejected": sum(r.count for r in records.rejects),
@@ -152,19 +165,6 @@ def result_row(
 def _parameters(spec: PlannedRun) -> Row:
     """The values of a command's parameters; one named as a column of another meaning is renamed."""
     return {f"parameter_{n}" if n in _RESULT_NAMES else n: v for n, v in spec.parameters.items()}
-
-
-def _where(records: RunRecords) -> Row:
-    """The machine and the actual sizes of the run, from run_start."""
-    start = records.last("run_start")
-    versions = start.get("versions")
-    versions = versions if isinstance(versions, dict) else {}
-    return {
-        **{name: start.get(name) for name in _OF_RUN_START},
-        "threads_used": start.get("threads"),
-        **{f"{name}_version": versions.get(name) for name in _VERSIONS},
-        **{name: versions.get(name) for name in _OF_GPUS},
-    }
 
 
 def _ending(records: RunRecords) -> Row:
@@ -193,15 +193,6 @@ def _ending(records: RunRecords) -> Row:
 
 def _numbers(records: Iterable[Record], name: str) -> list[float]:
     return [value for r in records if (value := number(r.get(name))) is not None]
-
-
-def _breakdown(records: RunRecords) -> Row:
-    """Where the time of a step goes, from the profiled steps of all ranks."""
-    whys = records.of_all_ranks("why")
-    parts = breakdown(whys, records.of_all_ranks("window"))
-    parts = parts or {"not_profiled": not_profiled(whys)}
-    parts["difference_s"] = records.last("difference").get("difference_s")
-    return {f"breakdown_{name}": value for name, value in parts.items()}
 
 
 def speed_row(observed: Observed | None, records: RunRecords, run: Mapping[str, Any]) -> Row:
@@ -294,6 +285,9 @@ def of_tables(
         problems.append(f"{run_id}: {counted(records.lost, 'record')} lost")
     if unused := unused_lines(records, observed):
         problems.append(f"{run_id}: {unused}")
+    if observed and observed.steps and all(o.warmup for o in observed.steps):
+        early = "only warm-up steps were measured: train longer or lower --warmup-steps"
+        problems.append(f"{run_id}: {early}")
     epochs = ((v if isinstance(v := r.get("values"), dict) else {}) | r for r in records.epochs)
     return {
         "row": row,
@@ -316,17 +310,18 @@ def unused_lines(records: RunRecords, observed: Observed | None) -> str:
     for record in records.records:
         kind = record.get("kind")
         if "v" in record:  # named by its value or its kind
-            if kind != "value" and kind in KINDS:
-                continue
+            known = kind != "value" and kind in KINDS
             about = [str(record.get("name") if kind == "value" else kind)]
         else:  # named by its numbers
             of_epoch = epoch_of(record) is not None and not records.records_epochs
-            if of_epoch or (by_lines and observes(record)):
-                continue
+            known = of_epoch or (by_lines and observes(record))
             about = [name for name in record if name not in _NOT_SHOWN] or list(record)
-        count += 1
-        names |= dict.fromkeys(about)
-    shown = ", ".join([*names][:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
-    verb = "is" if count == 1 else "are"
-    unused = [f"{counted(count, '[METRIC] line')} {verb} in no table ({shown})"] if count else []
-    return "; ".join([*unused, *(observed.not_taken if observed else [])])
+        if not known:
+            count += 1
+            names |= dict.fromkeys(about)
+    lines = list(observed.not_taken) if observed else []
+    if count:
+        shown = ", ".join([*names][:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
+        verb = "is" if count == 1 else "are"
+        lines.insert(0, f"{counted(count, '[METRIC] line')} {verb} in no table ({shown})")
+    return "; ".join(lines)

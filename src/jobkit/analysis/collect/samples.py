@@ -17,14 +17,10 @@ from jobkit.analysis.collect.steps import MAX_ROWS, Observed, number
 from jobkit.analysis.tables.frames import Row
 from jobkit.metric.kinds import KINDS, Record
 
-_OF_USE = {
-    "cpu_busy": "cpu_busy",
-    "other_load": "other_load",
-    "memory_mib": "node_memory",
-    "gpu_busy": "gpu_busy",
-    "gpu_memory_mib": "gpu_memory",
-    "gpu_processes": "gpu_processes",
-}
+_MEANS = {"cpu_busy": "cpu_busy_mean", "other_load": "other_load_mean"}
+_MEANS |= {"gpu_busy": "gpu_busy_mean"}
+_MAXIMA = {"memory_mib": "node_memory_max_mib", "gpu_memory_mib": "gpu_memory_max_mib"}
+_MAXIMA |= {"gpu_processes": "gpu_processes_max"}
 _Curve = Sequence[tuple[float, float]]  # times, and the energy so far
 
 
@@ -74,18 +70,18 @@ def use_row(
 
 
 def _load(series: Sequence[Sequence[Record]]) -> Row:
-    """Mean over time and ranks, and maximum, of load and memory."""
+    """Mean over time and ranks of the load, and the maxima of memory and processes."""
     row: Row = {}
-    for name, column in _OF_USE.items():
-        unit = "_mib" if name.endswith("_mib") else ""
+    for name, column in (_MEANS | _MAXIMA).items():
         parts = []  # each value with the seconds since the sample before
         for before, now in (pair for samples in series for pair in pairwise(samples)):
             begin, end, value = map(number, (before.get("at_s"), now.get("at_s"), now.get(name)))
             if begin is not None and end is not None and end > begin and value is not None:
                 parts.append((value, end - begin))
-        if total := sum(weight for _, weight in parts):
-            row[f"{column}_mean{unit}"] = sum(v * weight for v, weight in parts) / total
-            row[f"{column}_max{unit}"] = max(v for v, _ in parts)
+        if parts and name in _MAXIMA:
+            row[column] = max(value for value, _ in parts)
+        elif parts:
+            row[column] = sum(v * s for v, s in parts) / sum(s for _, s in parts)
     return row
 
 

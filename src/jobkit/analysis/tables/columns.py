@@ -199,19 +199,15 @@ warnings_text TEXT their texts without duplicates, joined by ' | '
 lines_rejected COUNT [METRIC] lines rejected (truncated or bad checksum)
 records_lost COUNT records missing in every source: sequence gaps
 """)
-_NODE = "of the nodes, over the run, whoever caused it"
-_USE = tuple(
-    Column(f"{name}_{kind}{unit}", NUMBER, f"{text}, {words}")
-    for name, unit, text in (
-        ("cpu_busy", "", f"load of all cores {_NODE}, 0 to 1"),
-        ("other_load", "", "of cpu_busy, what is not of the run's own processes"),
-        ("node_memory", "_mib", f"memory in use {_NODE}"),
-        ("gpu_busy", "", "share of the time in which a kernel was running on the GPUs, 0 to 1"),
-        ("gpu_memory", "_mib", "memory of the GPUs in use"),
-        ("gpu_processes", "", "processes that compute on a GPU of the run"),
-    )
-    for kind, words in (("mean", "mean over time and ranks"), ("max", "largest sample"))
-)
+_USE = _columns("""
+cpu_busy_mean NUMBER load of all cores of the nodes over the run, whoever caused it, 0 to 1: mean
+    over time and nodes
+other_load_mean NUMBER of cpu_busy_mean, what is not of the run's own processes
+node_memory_max_mib NUMBER memory in use of the nodes, whoever caused it: largest sample
+gpu_busy_mean NUMBER share of the time in which a kernel was running on the GPUs, 0 to 1
+gpu_memory_max_mib NUMBER memory of the GPUs in use: largest sample
+gpu_processes_max NUMBER processes that compute on a GPU of the run: largest sample
+""")
 _ENERGY = _columns("""
 energy_gpu_j NUMBER energy of the run's GPUs in joules, training and evaluation
 energy_node_j NUMBER energy of its nodes, if the job had them alone

@@ -1,9 +1,10 @@
 """Series: runs with the same settings except size and repeat, and which must not be compared."""
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import pandas as pd
@@ -66,16 +67,14 @@ def _decided(specs: Mapping[str, PlannedRun | None]) -> dict[str, PlannedRun]:
 
 def _with_words(keys: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """The keys; of a command only the words that not all of its program's commands have."""
-    of_program = defaultdict[object, dict[str, list[tuple[str, ...]]]](dict)
-    for text, key in keys.items():
-        if COMMAND_LINE in key:
-            of_program[key["strategy"]][text] = _parts(key[COMMAND_LINE])
+    parts = {text: _parts(k[COMMAND_LINE]) for text, k in keys.items() if COMMAND_LINE in k}
+    common: dict[object, set[tuple[str, ...]]] = {}
+    for text, words in parts.items():
+        common.setdefault(keys[text]["strategy"], {*words}).intersection_update(words)
     with_words = dict(keys)
-    for commands in of_program.values():
-        common = set.intersection(*map(set, commands.values()))
-        for text, parts in commands.items():
-            words = [word for part in parts if part not in common for word in part]
-            with_words[text] = {**keys[text], COMMAND_LINE: " ".join(words)}
+    for text, key in ((text, keys[text]) for text in parts):
+        others = (part for part in parts[text] if part not in common[key["strategy"]])
+        with_words[text] = {**key, COMMAND_LINE: " ".join(chain.from_iterable(others))}
     return with_words
 
 

@@ -100,12 +100,6 @@ def counted(count: int, word: str) -> str:
     return f"{count} {word if count == 1 else plural}"
 
 
-def computing(row: Mapping[str, Any], unit: str) -> int:
-    """The GPUs or processes of a size: one process of dp drives several GPUs. unit: as below."""
-    devices = row["world_size"] if unit == RANKS else row["devices"]
-    return int(row["world_size"] if pd.isna(devices) else devices)
-
-
 def counted_ranks(count: int, unit: str) -> str:
     """The same for GPUs or processes; unit: as figures.drawing.unit says it, or ranks."""
     return counted(count, {"GPUs": "GPU", RANKS: "rank"}.get(unit, "process"))
