@@ -34,14 +34,6 @@ OFI = """algo-1:18063:20783 [6] NCCL INFO Channel 05/1 : 6[6] -> 10[2] [send] vi
 Libfabric/1(2)/GDRDMA/Shared
 algo-1:18060:20786 [3] NCCL INFO Channel 00/1 : 3[3] -> 7[7] via P2P/CUMEM/read
 """
-# https://github.com/NVIDIA/nccl-tests/issues/228
-NETWORK = """user:5181:5232 [2] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_2:1/IB [RO]; OOB \
-ibs85f0:192.168.1.10<0>
-user:5181:5232 [2] NCCL INFO Using network IB
-"""
-# https://github.com/NVIDIA/nccl/issues/1817
-DIRECT = """sh9:3884994:3885029 [7] NCCL INFO Channel 00/0 : 7[7] -> 6[6] via P2P/direct pointer
-"""
 # In the form of NCCL's source (src/transport/shm.cc), and of older versions.
 SHARED = "x [0] NCCL INFO Channel 00 : 0[1a000] -> 1[1b000] via SHM/direct/direct\n"
 
@@ -53,9 +45,8 @@ def test_the_links_of_recorded_lines() -> None:
         (SOCKET, [(8, 15, "P2P/IPC"), (6, 15, "NET/Socket")]),
         (OFI, [(6, 10, "NET/AWS Libfabric GDRDMA"), (3, 7, "P2P/CUMEM")]),
         (NO_NVLS, [(0, 2, "NET/IB GDRDMA")]),
-        (DIRECT, [(6, 7, "P2P/direct pointer")]),
         (SHARED, [(0, 1, "SHM")]),
-        (NETWORK, []),
+        ("user:5181:5232 [2] NCCL INFO Using network IB\n", []),
     ):
         assert group.links(text, range(16)) == links
     # Ranks of a smaller group are those of the job.
@@ -71,8 +62,8 @@ def test_the_log_is_a_file_of_this_process_and_a_users_own_is_left(tmp_path: Pat
     assert path.name == f"nccl-{host}-{os.getpid()}.log" and path.parent.is_dir()
     log = group.Log(path)
     assert log.new_text() == ""
-    path.write_text(NETWORK)
-    assert log.new_text() == NETWORK and log.new_text() == ""
+    path.write_text(OFI)
+    assert log.new_text() == OFI and log.new_text() == ""
     with path.open("a") as file:
         file.write(SOCKET)
     assert log.new_text() == SOCKET
@@ -127,32 +118,26 @@ def test_a_bandwidth_below_that_of_the_network_is_noted() -> None:
         _, notes = found("bandwidth", [one | more for one in outcome(sound())], nics=nics)
         assert bool(notes) == noted
 
-
-def test_inside_a_node_no_bandwidth_is_a_fault() -> None:
-    facts = sound(1, 2)
+    facts = sound(1, 2)  # inside of a node no bandwidth is a fault
     results = [{**one, "bus_mb_per_s": 3.0} for one in outcome(facts)]
     (it,) = [x for x in judge_together(facts, results, TOLD) if x.check == "bandwidth"]
     assert not it.faults and "busbw 0.003 GB/s between 2 ranks of a node" in it.text
 
 
-# The node: files in the form of the kernel's documents
-
-
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + "\n")
-
-
 def test_interfaces_made_for_rdma_and_their_rates(tmp_path: Path) -> None:
-    for name, rate, state in (
-        ("mlx5_0", "200 Gb/sec (4X HDR)", "4: ACTIVE"),
-        ("mlx5_1", "100 Gb/sec (4X EDR)", "1: DOWN"),
+    """Files in the form of the kernel's documents."""
+    for name, text in (
+        ("infiniband/mlx5_0/ports/1/rate", "200 Gb/sec (4X HDR)"),
+        ("infiniband/mlx5_0/ports/1/state", "4: ACTIVE"),
+        ("infiniband/mlx5_1/ports/1/rate", "100 Gb/sec (4X EDR)"),
+        ("infiniband/mlx5_1/ports/1/state", "1: DOWN"),
+        ("net/hsn0/speed", "200000"),
+        ("net/hsn1/speed", "-1"),
+        ("net/eth0/speed", "10000"),
     ):
-        write(tmp_path / "infiniband" / name / "ports" / "1" / "rate", rate)
-        write(tmp_path / "infiniband" / name / "ports" / "1" / "state", state)
-    write(tmp_path / "net" / "hsn0" / "speed", "200000")
-    write(tmp_path / "net" / "hsn1" / "speed", "-1")
-    write(tmp_path / "net" / "eth0" / "speed", "10000")
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
     assert preflight_facts.nics(tmp_path) == {"mlx5_0:1": 200.0, "hsn0": 200.0}
     assert preflight_facts.nics(tmp_path / "none") == {}
 

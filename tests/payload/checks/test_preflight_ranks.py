@@ -108,7 +108,7 @@ def test_bad_words_end_with_2_and_a_place_that_contradicts_itself_with_5(
     assert cli.main(["--dataset", "synthetic"]) == 5
     said = capsys.readouterr().out
     assert said.startswith("[preflight] FAULT ranks: rank 2 on ") and said.count("\n") == 1
-    assert "the step has 3 tasks, [2, 1] on its nodes" in said
+    assert "SLURM_NTASKS is 3 and the step has" in said
 
 
 # --- a rendezvous in this process ------------------------------------------------------------
@@ -136,7 +136,7 @@ class Served:
 def test_a_stage_ends_when_all_who_are_left_have_answered() -> None:
     """One that ends in the middle is not waited for; nor is anybody once a signal came."""
     served = Served()
-    ranks = [served.join() for _ in range(3)]
+    *ranks, _hangs = [served.join() for _ in range(4)]
     for number, rank in enumerate(ranks):
         rank.send({"stage": "facts", "number": number})
     assert len(served.gather("facts", 3, 300)) == 3
@@ -145,18 +145,10 @@ def test_a_stage_ends_when_all_who_are_left_have_answered() -> None:
     threading.Timer(0.3, ranks[2].send, [{"stage": "results", "number": 2}]).start()
     before = time.monotonic()
     assert {m["number"] for m in served.gather("results", 3, 250)} == {0, 2}
+    assert len(served.gather("facts", 4, 0.1)) == 3  # one that connected and then hangs
     served.rendezvous.hurried = True
-    assert len(served.gather("facts", 4, 250)) == 3
+    assert len(served.gather("facts", 4, 250)) == 3 and len(served.rendezvous.connected) == 4
     assert time.monotonic() - before < 200
-
-
-def test_who_does_not_come_or_only_connects_is_waited_for_in_vain() -> None:
-    served = Served()
-    served.join(rank=0).send({"stage": "facts", "rank": 0})
-    hangs = served.join(rank=1)
-    assert [m["rank"] for m in served.gather("facts", 3, 1)] == [0]
-    assert sorted(hello["rank"] for hello in served.rendezvous.connected) == [0, 1]
-    hangs.close()
 
 
 def test_rank_0_listens_where_nobody_does_and_others_never(monkeypatch) -> None:
@@ -188,13 +180,14 @@ def test_a_rendezvous_does_not_take_another_jobs_rank_nor_tell_its_token() -> No
     assert served.gather("facts", 1, 0.3) == [] and served.rendezvous.connected == []
 
 
-STRANGERS = {"http": b"GET / HTTP/1.1\r\n\r\n", "noise": os.urandom(999) + b"\n", "silent": b""}
-STRANGERS |= {"deep": b"[" * 100_000 + b"\n", "number": b"7\n", "long": b"x" * (1 << 20)}
+DEEP, LONG = b"[" * 100_000 + b"\n", b"x" * (1 << 20)
 
 
-@pytest.mark.parametrize("sent", STRANGERS.values(), ids=STRANGERS)
+@pytest.mark.parametrize(
+    "sent", [b"", b"7\n", DEEP, LONG], ids=["silent", "number", "deep", "long"]
+)
 def test_a_stranger_stops_nothing(sent: bytes, monkeypatch) -> None:
-    monkeypatch.setattr(rendezvous, "_HELLO_S", 2.0)
+    monkeypatch.setattr(rendezvous, "_HELLO_S", 1.0)
     served = Served()
     with socket.create_connection(("127.0.0.1", served.port)) as stranger:
         stranger.settimeout(100)

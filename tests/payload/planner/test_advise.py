@@ -25,7 +25,6 @@ TIMES = {
         {"ranks_per_node": 4}, 2 * 3 / 4 * MLP / 100e9),
     "two nodes: what crosses the network sets the pace": (
         {"nodes": 2, "ranks_per_node": 4}, 2 * 7 / 8 * MLP / 10e9),
-    "half the bytes": ({"ranks_per_node": 4, "ddp_comm_hook": "bf16"}, 3 / 4 * MLP / 100e9),
     "one group, which stays gathered": (FSDP, 2 * 3 / 4 * MLP / 100e9),
     "each block gathered twice, but the last once": (
         {**FSDP, "fsdp_group_mib": 0.0}, 3 / 4 * (3 * MLP - LAST) / 100e9),
@@ -34,7 +33,6 @@ TIMES = {
     "hybrid: a node inside, and the shards over the network": (
         {**FSDP, "nodes": 2, "fsdp_hybrid_replicas": 2}, 1.5 * MLP / 100e9 + MLP / 10e9),
     "512 images' 512 hidden numbers, and their gradients": (PP, 2 * 512 * 512 * 4 / 100e9),
-    "alone": ({"strategy": "single"}, 0.0),
 }  # fmt: skip
 
 

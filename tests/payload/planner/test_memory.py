@@ -1,7 +1,6 @@
 """`jobkit memory`: what it predicts is what torch's profiler measures; known sums; bad input."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,11 @@ from jobkit.payload.model import build_model
 from jobkit.payload.place import RankEnv
 from jobkit.payload.strategies import strategy_class
 from jobkit.payload.strategies.base import make_optimizer
-from jobkit.payload.strategies.stages import cut
 from jobkit.planner.activations import bytes_of, follow
 from jobkit.planner.advise import main as advise
 from jobkit.planner.memory import Footprint, Subject, footprint, main
 from jobkit.spec.runspec import RunSpec
+from support.codes import code_of
 
 OWN = """
 import torch
@@ -134,16 +133,9 @@ def test_seven_billion_parameters_under_adam(capsys: pytest.CaptureFixture[str])
     assert rows[2].split() == ["ddp", "26.1", "26.1", "52.2", "0", "-", "0", "0", "104"]
     assert rows[3].split()[-1] == "13" and lines[5].startswith("*  ddp")
     assert "of this one only the size is known" in lines[-1]
-
-
-def test_a_pipelines_stages_save_what_the_model_does() -> None:
-    (whole,) = follow(RunSpec(), 8, 10, new=False)
-    stages = follow(RunSpec(), 8, 10, new=False, cut=lambda model: cut(model, 3))
-    assert [a.given for a in stages[:-1]] == [b.taken for b in stages[1:]]
-    assert sum(s.parameters for s in stages) == whole.parameters
-    # What goes from one to the next is kept, whether the next one needs it or not.
-    between = sum(s.given for s in stages[:-1])
-    assert whole.saved <= sum(s.saved for s in stages) <= whole.saved + between
+    assert main(["--gpus", "8"]) == Exit.OK
+    told = capsys.readouterr().out
+    assert "  pp: not applicable: 8 pipeline stages are more than the model's 5 layers" in told
 
 
 def of(**settings: Any) -> Footprint:
@@ -163,8 +155,6 @@ def test_offloaded_state_is_on_the_host() -> None:
     )
     state = here.parameters + here.gradients + here.optimizer
     assert here.total - there.total == state > 0
-    unknown = replace(here, activations=None, communication=None)
-    assert unknown.total == state + here.buffers + here.data
 
 
 def test_a_factory_that_looks_at_numbers_is_called_for_real() -> None:
@@ -176,7 +166,6 @@ def test_a_factory_that_looks_at_numbers_is_called_for_real() -> None:
 REFUSED = (
     (main, "--model ccn", "unknown model 'ccn'; did you mean 'cnn'?"),
     (main, "--gpus 0", "argument --gpus: '0': must be a whole number, 1 or more"),
-    (main, "--parameters -7e9", "argument --parameters: "),
     (main, "--gpus 3 --nodes 2", "--gpus 3: 2 nodes cannot have the same number each"),
     (main, "--parameters 7e9 --width 2", "leave out --model and --width"),
     (main, "--model no_such:thing", "--model no_such:thing: No module named 'no_such'"),
@@ -188,32 +177,16 @@ REFUSED = (
     (main, "--strategy fsdp --fsdp-wrap Foo", "no module of class 'Foo'"),
     (advise, "", "the following arguments are required: --device-memory"),
     (advise, "--device-memory 0", "argument --device-memory: '0': must be a number over 0"),
-    (advise, "--device-memory 80 --network-gb-per-s inf", "must be a number over 0"),
-    (
-        advise,
-        "--device-memory 80 --reserve 1",
-        "argument --reserve: '1': must be a number, 0 or more, at most 0.99",
-    ),
-    (advise, "--device-memory 80 --model rsenet18", "did you mean 'resnet18'?"),
+    (advise, "--device-memory 80 --reserve 1", "--reserve: '1': must be a number, 0 or more"),
     (advise, "--device-memory 80 --strategy ddp", "unrecognized arguments: --strategy ddp"),
 )
 
 
 @pytest.mark.parametrize(("command", "words", "line"), REFUSED, ids=[r[1] for r in REFUSED])
 def test_what_cannot_be_answered(command, words, line, capsys) -> None:
-    try:
-        code = command(words.split())
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    told = capsys.readouterr()
+    code, told = code_of(command, words.split()), capsys.readouterr()
     assert (code, told.out, told.err.count("\n")) == (Exit.USAGE, "", 1)
     assert line in told.err
-
-
-def test_a_pipeline_that_cannot_be_is_told_below_the_table(capsys) -> None:
-    assert main(["--gpus", "8"]) == Exit.OK
-    told = capsys.readouterr().out
-    assert "  pp: not applicable: 8 pipeline stages are more than the model's 5 layers" in told
 
 
 def test_the_images_on_the_gpu_are_counted() -> None:
