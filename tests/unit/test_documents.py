@@ -295,7 +295,7 @@ def test_studies_of_the_documents_expand() -> None:
             study = Study.of_command(words[len(own) + 1 :], **given)
         else:
             study = Study.load(args.study or DEFAULT_STUDY, **given)
-        with_words(study, args.sweep, args.parameter).expand()
+        with_words(study, args.sweep).expand()
 
 
 def test_files_in_the_documents_are_what_their_text_says(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from jobkit.launch.states import counted
 from jobkit.outcome.state import BAD_ENDS, UNDER_WAY
 from jobkit.spec.command import LAUNCHERS
 from jobkit.spec.options import (
-    add_grid_arguments,
     add_recipe_argument,
     add_spec_arguments,
     chosen_settings,
@@ -172,7 +171,9 @@ def _add_main_arguments(options: StudyParser) -> None:
     if options.has_command:  # else it is an option of jobkit's own training
         add("--why", "steps profiled at each of a few places (default 5; 0: none)",
             type=at_least(int, 0), default=argparse.SUPPRESS)  # fmt: skip
-    add_grid_arguments(options)
+    add = _begin_group(options, "grid")
+    add("--sweep", "one run for each value of a setting, or of a placeholder {NAME} of the command",
+        "NAME=V1,V2", nargs="+", action="extend", default=[])  # fmt: skip
     add = _begin_group(options, "launch")
     add("--site", f"where to run: local (this machine), slurm, {sites}, or a TOML file (default: "
         "this cluster's, where there is Slurm, else local)", "NAME")  # fmt: skip
@@ -282,7 +283,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
     else:
         changes |= {"command": args.command} if args.command else {}
         study = Study.load(args.study or DEFAULT_STUDY, **changes)
-    study = with_words(study, args.sweep, args.parameter, given=vars(args))
+    study = with_words(study, args.sweep, given=vars(args))
     site = find_site(args.site, ask=not args.dry_run)
     if site is not None and study.gpus_per_node is None:
         study = study.changed(gpus_per_node=site.gpus_per_node)

@@ -8,10 +8,10 @@ from dataclasses import Field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from jobkit.errors import UsageError, nearest
+from jobkit.errors import UsageError
 from jobkit.files import read_text
 from jobkit.paths import read_json
-from jobkit.spec.command import Value, used
+from jobkit.spec.command import Value
 from jobkit.spec.runspec import SETTINGS, TYPES, check_keys, overridden
 from jobkit.spec.settings import Settings
 from jobkit.spec.study import Study
@@ -129,89 +129,33 @@ def _read_yaml(path: Path) -> Any:
     return table | {name: _setting(name, word) for name, word in words.items()}
 
 
-def add_grid_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --sweep and --parameter."""
-    group = parser.add_argument_group("grid", "Both take several words, and may be repeated.")
-    group.add_argument(
-        "--sweep",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=V1,V2",
-        help="one run for each value of a setting, or of a placeholder {NAME} of the command",
-    )
-    group.add_argument(
-        "--parameter",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=VALUE",
-        help="value of a placeholder {NAME} of the command, and a column of results.csv",
-    )
-
-
-def with_words(
-    study: Study, sweeps: Sequence[str], parameters: Sequence[str], given: Collection[str] = ()
-) -> Study:
-    """The study with what NAME=V1,V2 (sweeps) and NAME=VALUE (parameters) say, as last word.
+def with_words(study: Study, words: Sequence[str], given: Collection[str] = ()) -> Study:
+    """The study with what the words NAME=V1,V2 of --sweep say, as last word.
 
     given: settings that have an option of their own on the same command line, which must not be
     swept as well. Raises UsageError for a text that is no assignment, a name that the study does
     not know, and whatever is said twice.
     """
-    swept = _assignments("--sweep", sweeps, "V1,V2")
-    single = _assignments("--parameter", parameters, "VALUE")
-    if not study.command:
-        return _with_settings(study, swept, single, given)
-    if both := swept.keys() & single.keys():
-        raise UsageError(f"{min(both)}: give --parameter or --sweep, not both")
-    known = study.placeholders().union(study.parameters, study.sweep)
-    known |= set[str]().union(*map(used, [*swept.values(), *single.values()]))
-    for name in (*swept, *single):
-        if name not in known:
-            hint = nearest(name, known)
-            raise UsageError(f"parameter {name}: no {{{name}}} in the command{hint}")
-    values = {name: _plain(text) for name, text in single.items()}
-    sweep = {k: v for k, v in study.sweep.items() if k not in single}
-    sweep |= {name: tuple(map(_plain, _words(text))) for name, text in swept.items()}
-    return replace(study, parameters={**study.parameters, **values}, sweep=sweep)
-
-
-def _with_settings(
-    study: Study, swept: Mapping[str, str], single: Mapping[str, str], given: Collection[str]
-) -> Study:
-    """A study of jobkit's own training, whose sweeps are of its settings."""
-    for name in single:
-        raise UsageError(
-            f"--parameter {name}: is of a command; a setting of the training has its own option"
-        )
-    texts = {name.replace("-", "_"): text for name, text in swept.items()}
-    check_keys(texts)
-    if both := texts.keys() & given:
+    swept: dict[str, list[str]] = {}
+    for word in words:
+        name, _, text = word.partition("=")
+        name = name if study.command else name.replace("-", "_")
+        if not (name and text):
+            raise UsageError(f"--sweep {word!r}: must be NAME=V1,V2")
+        if name in swept:
+            raise UsageError(f"--sweep {name}: given twice")
+        swept[name] = [value.strip() for value in text.split(",")]
+    if study.command:
+        values = {name: tuple(map(_plain, v)) for name, v in swept.items()}
+        return replace(study, sweep={**study.sweep, **values})
+    check_keys(swept)
+    if both := swept.keys() & given:
         option = min(both).replace("_", "-")
         raise UsageError(f"{min(both)}: give --{option} or --sweep, not both")
-    sweep = {n: tuple(_setting(n, word) for word in _words(text)) for n, text in texts.items()}
+    sweep = {name: [_setting(name, word) for word in v] for name, v in swept.items()}
     fixed = {k: v for k, v in overridden(study.settings, sweep).items() if k not in sweep}
     fixed |= {k: v for k, v in study.settings.items() if k in given}
     return replace(study, settings=fixed, sweep=overridden(study.sweep, sweep))
-
-
-def _assignments(option: str, words: Sequence[str], what: str) -> dict[str, str]:
-    """The words NAME=TEXT, by name."""
-    assigned: dict[str, str] = {}
-    for word in words:
-        name, _, text = word.partition("=")
-        if not (name and text):
-            raise UsageError(f"{option} {word!r}: must be NAME={what}")
-        if name in assigned:
-            raise UsageError(f"{option} {name}: given twice")
-        assigned[name] = text
-    return assigned
-
-
-def _words(text: str) -> list[str]:
-    """What stands between the commas."""
-    return [word.strip() for word in text.split(",")]
 
 
 def _plain(text: str) -> Value:
