@@ -33,9 +33,9 @@ MAY_IMPORT = {
     "minicluster": ("ground",),
 }
 # Each is imported only by name, by a program that has its library.
-ADAPTERS = {f"jobkit.program.{name}" for name in ("lightning", "transformers", "accelerate")}
+ADAPTERS = {f"jobkit.program.{name}" for name in ("lightning", "transformers")}
 LIBRARIES = {
-    "program": {"lightning", "transformers", "accelerate"},
+    "program": {"lightning", "transformers"},
     "spec": {"yaml"},  # if it is there, for settings in YAML
     "payload": {"torch", "torchvision", "PIL"},  # Pillow comes with torchvision
     "planner": {"torch"},

@@ -41,7 +41,7 @@ KINDS: dict[str, dict[str, str]] = {
         "parameters": "parameters of the model",
         "shard_groups": "FSDP: groups of parameters that are gathered and reduced at once",
         "threads": "CPU threads per rank",
-        "source": "meter, auto (the start-up hook), lightning, transformers or accelerate; "
+        "source": "meter, auto (the start-up hook), lightning or transformers; "
         "absent: jobkit's own training",
         "unit": "what work is counted in: samples, tokens, images, ...; null: not known",
         "work_per_step": "units of work in one optimizer step over all ranks, where it is fixed",

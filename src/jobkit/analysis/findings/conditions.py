@@ -44,7 +44,6 @@ _SOURCES = {
     OF_EPOCHS: f"measured over {OF_EPOCHS}",
     "lightning": "measured by the adapter for Lightning",
     "transformers": "measured by the adapter for Transformers",
-    "accelerate": "measured by the adapter for Accelerate",
 }
 
 
