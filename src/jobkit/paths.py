@@ -136,10 +136,6 @@ class RunPaths:
         """What one rank logged in the attempt: time, rank, level, text."""
         return self.folder / "ranks" / str(attempt) / f"rank-{rank}.log"
 
-    def trace(self, attempt: int, rank: int) -> Path:
-        """What torch.profiler saw of one rank in the attempt."""
-        return self.folder / "profiles" / f"{attempt}-rank-{rank}.json"
-
 
 @dataclass(frozen=True)
 class StudyPaths:

@@ -10,9 +10,9 @@ from jobkit.errors import UsageError
 from jobkit.payload.batches import (
     AHEAD_BATCHES,
     PADDING,
-    Augmentation,
     Batches,
     DeviceData,
+    alternating_flips,
     augment,
     sample_hash,
 )
@@ -71,18 +71,11 @@ def test_a_resumed_epoch_goes_on_after_the_samples_that_were_used() -> None:
     assert rest == whole[1:] and last == whole[2:]
 
 
-@pytest.mark.parametrize("padding", [0, 2, PADDING])
-@pytest.mark.parametrize("alternating", [True, False])
-@pytest.mark.parametrize("reflect", [True, False])
-def test_augmentation_is_the_plain_pad_crop_and_flip(
-    padding: int, alternating: bool, reflect: bool
-) -> None:
+@pytest.mark.parametrize(("padding", "reflect"), [(PADDING, False), (2, True)])
+def test_augmentation_is_the_plain_pad_crop_and_flip(padding: int, reflect: bool) -> None:
     images = torch.randint(0, 256, (50, 32, 32, 3), dtype=torch.uint8)
-    indices = torch.arange(50)
-    bits, span = sample_hash(3, 2, indices), 2 * padding + 1
-    flips = Augmentation(padding, alternating).flips(3, 2, indices, bits)
-    if not alternating:
-        assert torch.equal(flips, bits // span**2 % 2)
+    bits, span = sample_hash(3, 2, torch.arange(50)), 2 * padding + 1
+    flips = bits // span**2 % 2
     found = augment(images, bits, flips, padding, reflect)
     for image, bit, flip, got in zip(images, bits.tolist(), flips, found, strict=True):
         source = image.flip(1) if flip else image
@@ -94,9 +87,8 @@ def test_augmentation_is_the_plain_pad_crop_and_flip(
 
 
 def test_alternating_flips_show_each_image_both_ways_in_two_epochs() -> None:
-    how, indices = Augmentation(alternating=True), torch.arange(20_000)
     first, second, third, other = (
-        how.flips(seed, epoch, indices, sample_hash(seed, epoch, indices)).float()
+        alternating_flips(seed, epoch, torch.arange(20_000)).float()
         for seed, epoch in ((0, 0), (0, 1), (0, 2), (1, 0))
     )
     assert torch.equal(first + second, torch.ones(20_000))
@@ -127,19 +119,23 @@ def test_a_split_of_the_training_samples_takes_the_place_of_the_test_samples() -
         split(whole, 0.001)
 
 
-@pytest.mark.parametrize("augmented", [True, False])
-@pytest.mark.parametrize("channels_last", [True, False])
-def test_a_sample_looks_the_same_in_whatever_batch(augmented: bool, channels_last: bool) -> None:
+@pytest.mark.parametrize(
+    ("augment", "speed_run", "channels_last"),
+    [(True, False, True), (True, True, False), (False, False, False)],
+)
+def test_a_sample_looks_the_same_in_whatever_batch(
+    augment: bool, speed_run: bool, channels_last: bool
+) -> None:
     source = synthetic(60, 10)
-    how = Augmentation() if augmented else None
-    data = DeviceData(source, CPU, seed=4, augmentation=how, channels_last=channels_last)
+    spec = RunSpec(seed=4, augment=augment, speed_run=speed_run, channels_last=channels_last)
+    data = DeviceData(source, CPU, spec)
     everything = torch.randperm(60)
     whole, labels = data.training_batch(everything, epoch=2)
     parts = [data.training_batch(p, epoch=2)[0] for p in everything.split(17)]
     assert torch.equal(whole, torch.cat(parts))
     assert torch.equal(labels, source.train.labels[everything])
     other, _ = data.training_batch(everything, epoch=3)
-    assert torch.equal(whole, other) is not augmented
+    assert torch.equal(whole, other) is not augment
     form = torch.channels_last if channels_last else torch.contiguous_format
     assert whole.is_contiguous(memory_format=form)
     images, labels = data.test_batch(slice(5, 9))  # plain, and normalised
@@ -153,7 +149,7 @@ BATCH, CPU = 512, torch.device("cpu")
 
 
 def data_on(device: torch.device, samples: int) -> DeviceData:
-    return DeviceData(synthetic(samples, 10), device, seed=4, augmentation=Augmentation())
+    return DeviceData(synthetic(samples, 10), device, RunSpec(seed=4))
 
 
 def test_the_rig_sees_a_copy_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:

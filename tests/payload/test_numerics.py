@@ -12,15 +12,13 @@ import torch
 from jobkit.drill import cli
 from jobkit.drill.faults import REFERENCE
 from jobkit.payload import run
-from jobkit.payload.checkpoint import random_state
 from jobkit.payload.device import configure, recorded, resolved, seed_rank, set_environment
 from jobkit.payload.place import RankEnv
 from jobkit.payload.report import Reporter
-from jobkit.payload.resume import take_random_state
 from jobkit.payload.run import without_effect
 from jobkit.payload.train import Trainer
 from jobkit.spec.runspec import RunSpec
-from support.fake_cuda import GPU, FakeCuda
+from support.fake_cuda import GPU
 
 VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring"}
 
@@ -43,23 +41,18 @@ def flags() -> tuple[bool, ...]:
 
 
 @pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize("tf32", [True, False])
-@pytest.mark.parametrize("deterministic", [True, False])
-def test_every_switch_is_set_and_recorded(before: bool, tf32: bool, deterministic: bool) -> None:
+@pytest.mark.parametrize(("fp32", "deterministic"), [("tf32", False), ("ieee", True)])
+def test_every_switch_is_set_and_recorded(before: bool, fp32: str, deterministic: bool) -> None:
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     cudnn.allow_tf32 = matmul.allow_tf32 = cudnn.benchmark = cudnn.deterministic = before
-    fp32 = "tf32" if tf32 else "ieee"
-    spec, fast = RunSpec(fp32=fp32, deterministic=deterministic), not deterministic
-    configure(spec, GPU)
+    configure(RunSpec(fp32=fp32, deterministic=deterministic), GPU)
+    tf32, fast = fp32 == "tf32", not deterministic
     assert flags() == (tf32, tf32, fast, deterministic, deterministic)
     found = recorded(GPU)
     assert found.pop("cudnn")
     said = {"cudnn_benchmark": str(fast).lower(), "deterministic": str(deterministic).lower()}
     assert found == {**said, "fp32": fp32}
-
-
-def test_switches_that_differ_are_recorded_as_mixed() -> None:
-    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = True, False
+    cudnn.allow_tf32, matmul.allow_tf32 = True, False
     assert recorded(GPU)["fp32"] == "mixed"
 
 
@@ -105,6 +98,7 @@ def test_the_variables_are_there_before_the_first_call_of_cuda(
     job = run.RankJob(spec=spec, place=RankEnv(), paths=None)
     with pytest.raises(FirstCall):
         run.set_up(job, Reporter(None, 0, 0), {})
+    torch.distributed.destroy_process_group()
     assert seen == [expected]
     for name in expected:
         monkeypatch.delenv(name)
@@ -188,31 +182,3 @@ def test_no_two_ranks_repeats_or_resumed_runs_draw_the_same() -> None:
     first = drawn(0, seed=5)
     torch.manual_seed(5)
     assert first == tuple(torch.rand(4).tolist())  # as a run on one rank does
-
-
-def test_each_gpu_of_one_process_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """nn.DataParallel's copies of the model draw on several GPUs, which are seeded alike."""
-    cuda, seeds, at = FakeCuda(monkeypatch, *"abc"), dict[int, int](), list[int]()
-    cuda.mock("device", lambda index: nullcontext(at.append(index)))
-    cuda.mock("manual_seed", lambda seed: seeds.update({at[-1]: seed}))
-    seed_rank(0, 0, gpus=3)
-    assert list(seeds) == [1, 2]  # the first has the process's
-    assert seeds[1] != seeds[2]
-
-
-def test_a_checkpoint_has_the_state_of_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    states = {0: torch.tensor([1]), 1: torch.tensor([2])}
-
-    def index(device: torch.device | int) -> int:
-        return device.index if isinstance(device, torch.device) else device
-
-    cuda = FakeCuda(monkeypatch, *"ab")
-    cuda.mock("get_rng_state", lambda device: states[index(device)])
-    cuda.mock("set_rng_state", lambda state, device: states.update({index(device): state}))
-    kept = random_state(GPU, 2)
-    states.clear()
-    drawn_next = torch.rand(3)
-    take_random_state(kept, GPU, 2)
-    assert (states[0].item(), states[1].item()) == (1, 2)
-    assert torch.equal(torch.rand(3), drawn_next)
-    assert list(random_state(CPU, 1)) == ["random.cpu"]

@@ -53,10 +53,10 @@ def test_the_launcher_knows_every_strategy_of_the_payload() -> None:
     assert len({strategy_class(name) for name in NAMES}) == len(NAMES)
 
 
-@pytest.mark.parametrize("option", ["static_graph", "find_unused_parameters"])
-def test_ddp_is_told_its_options(option: str) -> None:
+def test_ddp_is_told_to_find_unused_parameters() -> None:
     for given in (True, False):
-        assert getattr(made("ddp", **{f"ddp_{option}": given}).model, option) is given
+        model = made("ddp", ddp_find_unused_parameters=given).model
+        assert model.find_unused_parameters is given
 
 
 @pytest.mark.parametrize(("hook", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
@@ -133,7 +133,6 @@ def test_checkpointing_computes_a_block_twice_and_its_statistics_once() -> None:
         assert torch.equal(tensor, thrifty.state_dict()[name]), name
 
 
-STATIC_AND_UNUSED = {"ddp_static_graph": True, "ddp_find_unused_parameters": True}
 FOUR = RankEnv(world_size=4, local_world_size=4)
 
 
@@ -141,8 +140,6 @@ FOUR = RankEnv(world_size=4, local_world_size=4)
     ("name", "settings", "place", "line"),
     [
         ("ddp", {"sync_batchnorm": True}, None, "torch has it for GPUs only"),
-        ("ddp", {"ddp_static_graph": True, "accumulate": 2}, None, "--ddp-static-graph with"),
-        ("ddp", STATIC_AND_UNUSED, None, "leave out --ddp-find-unused"),
         ("fsdp", {"fsdp_wrap": "Conv"}, None, "no module of class 'Conv' .it has: Flatten, Lin"),
         ("fsdp", {"fsdp_hybrid_replicas": 3}, FOUR, "3 does not divide the 4 ranks"),
         ("dp", {"compile": True}, None, "--compile, strategy dp: the threads would"),

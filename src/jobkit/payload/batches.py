@@ -97,30 +97,13 @@ def sample_hash(seed: int, epoch: int, indices: Tensor) -> Tensor:
     return (x ^ ((x >> 31) & (2**33 - 1))) & (2**63 - 1)
 
 
-@dataclass(frozen=True)
-class Augmentation:
-    """How the training images are changed: a random crop, and a flip."""
+def alternating_flips(seed: int, epoch: int, indices: Tensor) -> Tensor:
+    """0 or 1 for each sample: whether it is flipped in an epoch of the speed run.
 
-    padding: int = PADDING  # pixels around an image, of zeros or reflected
-    alternating: bool = False  # flip each image in every second epoch, not at random
-    reflect: bool = False
-
-    @classmethod
-    def of(cls, spec: RunSpec) -> "Augmentation | None":
-        """That of a run; None where its images stay as they are."""
-        if not spec.augment:
-            return None
-        return cls(padding=2, alternating=True, reflect=True) if spec.speed_run else cls()
-
-    def flips(self, seed: int, epoch: int, indices: Tensor, bits: Tensor) -> Tensor:
-        """0 or 1 for each sample: whether it is flipped in an epoch.
-
-        Alternating, half of the samples, drawn by the seed, are flipped in every even epoch, and
-        the others in every odd one: two epochs show each image both ways (arXiv 2404.00498).
-        """
-        if self.alternating:
-            return (sample_hash(seed, -1, indices) + epoch % 2) % 2
-        return (bits // (2 * self.padding + 1) ** 2) % 2
+    Half of the samples, drawn by the seed, are flipped in every even epoch, and the others in every
+    odd one: two epochs show each image both ways (arXiv 2404.00498).
+    """
+    return (sample_hash(seed, -1, indices) + epoch % 2) % 2
 
 
 def augment(
@@ -192,16 +175,17 @@ class DeviceData:
         self,
         data: Dataset,
         device: torch.device,
-        *,
-        seed: int,
-        augmentation: Augmentation | None,
-        channels_last: bool = True,
+        spec: RunSpec,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.dtype = dtype  # of the images
-        self.crops_ahead = device.type != "cpu"
-        self.device, self.seed, self.augmentation = device, seed, augmentation
-        self._format = torch.channels_last if channels_last else torch.contiguous_format
+        """dtype: of the images."""
+        self.device, self.dtype, self.crops_ahead = device, dtype, device.type != "cpu"
+        self._seed, self._augments, self._fast = (
+            spec.seed + spec.repeat,
+            spec.augment,
+            spec.speed_run,
+        )
+        self._format = torch.channels_last if spec.channels_last else torch.contiguous_format
         self.train = Images(data.train.images.to(device), data.train.labels.to(device))
         self.test = Images(data.test.images.to(device), data.test.labels.to(device))
         mean, std = torch.tensor(MEAN, device=device), torch.tensor(STD, device=device)
@@ -220,12 +204,15 @@ class DeviceData:
     def _crop(self, indices: Tensor, epoch: int) -> Crops:
         indices = indices.to(self.device)
         images = self.train.images.index_select(0, indices)
-        if how := self.augmentation:
-            bits = sample_hash(self.seed, epoch, indices)
-            flips = how.flips(self.seed, epoch, indices, bits)
-            planes = augment(images, bits, flips, how.padding, how.reflect)
-        else:
+        if not self._augments:
             planes = images.permute(0, 3, 1, 2)
+        else:
+            bits = sample_hash(self._seed, epoch, indices)
+            if self._fast:
+                flips = alternating_flips(self._seed, epoch, indices)
+                planes = augment(images, bits, flips, padding=2, reflect=True)
+            else:
+                planes = augment(images, bits, bits // (2 * PADDING + 1) ** 2 % 2)
         return planes, self.train.labels.index_select(0, indices)
 
     def cropped_ahead(self, steps: Iterable[Step], epoch: int) -> Iterator[Step]:

@@ -144,7 +144,7 @@ def check(folder: Path, group: Group = None) -> tuple[Manifest, Any]:
         result.append((manifest, index))
 
     result: list[tuple[Manifest, Any]] = []  # an index is large: the ranks do not send it
-    all_or_raise(lambda value: gather(value, group), check_share, Corrupt)
+    all_or_raise(check_share, Corrupt, group)
     return result[0]
 
 
@@ -258,18 +258,11 @@ def own_tensors(trainer: "Trainer") -> dict[str, Tensor]:
     strategy = trainer.strategy
     tensors = {f"{BUFFER}{name}": b for name, b in strategy.named_buffers().items()}
     tensors |= {f"{STRATEGY}{name}": t for name, t in strategy.own_state().items()}
-    tensors |= random_state(strategy.device, strategy.devices)
+    tensors[CPU_STATE] = torch.get_rng_state()
+    if strategy.device.type == "cuda":
+        tensors[GPU_STATE] = torch.cuda.get_rng_state(strategy.device)
     tensors[LOSS_SUM] = trainer.loss_sum
     return tensors
-
-
-def random_state(device: torch.device, gpus: int = 1) -> dict[str, Tensor]:
-    """The state of the CPU's generator and of those of the GPUs, by name, on the CPU."""
-    state = {CPU_STATE: torch.get_rng_state()}
-    if device.type == "cuda":
-        state[GPU_STATE] = torch.cuda.get_rng_state(device)
-        state |= {f"{GPU_STATE}.{gpu}": torch.cuda.get_rng_state(gpu) for gpu in range(1, gpus)}
-    return state
 
 
 class Checkpoints:
@@ -427,21 +420,7 @@ class Checkpoints:
     def _each(self, act: Callable[[], T]) -> list[T]:
         """Every rank's result of act; where it fails on one rank, raise on all of them."""
         prefix = f"rank {self._rank}: " if self._ranks > 1 else ""
-        return all_or_raise(
-            lambda value: gather(value, self.group),
-            act,
-            Exception,
-            lambda e: prefix + _root_cause(e),
-        )
-
-
-def gather(value: Any, group: Group) -> list[Any]:
-    """Every rank's value, in rank order, on every rank."""
-    if group is None:
-        return [value]
-    values: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(values, value, group=group)
-    return values
+        return all_or_raise(act, Exception, self.group, lambda e: prefix + _root_cause(e))
 
 
 def _root_cause(error: BaseException) -> str:

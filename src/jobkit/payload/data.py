@@ -285,10 +285,10 @@ def load_data(spec: RunSpec, group: Group, say: Say, dry_run: bool) -> Dataset:
         path = source.file(data_dir)
         data = open_prepared(path) if path.exists() else source.read(say)
     else:
-        prepared = all_or_raise(group.gather, find, UsageError)[0]
+        prepared = all_or_raise(find, UsageError)[0]
         assert prepared
         opened: list[Dataset] = []  # not a result that the ranks would send each other
-        all_or_raise(group.gather, lambda: opened.append(open_prepared(prepared)), UsageError)
+        all_or_raise(lambda: opened.append(open_prepared(prepared)), UsageError)
         data = opened[0]
     train = limited(data.train, spec.train_samples, "train")
     test = limited(data.test, spec.test_samples, "test")

@@ -216,11 +216,9 @@ class Group:
         dist.all_reduce(tensor, dist.ReduceOp.SUM if how == "sum" else dist.ReduceOp.MAX)
         return dict(zip(values, tensor.tolist(), strict=True))
 
-    def gather(self, value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-        """Every rank's value, in rank order, on every rank; group: of all ranks, if another."""
-        values: list[Any] = [None] * self.place.world_size
-        dist.all_gather_object(values, value, group=group)
-        return values
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in rank order, on every rank."""
+        return gather(value)
 
     def on_cpu(self) -> dist.ProcessGroup:
         """A new Gloo group of all ranks, for collectives beside those of the training."""
@@ -233,23 +231,35 @@ class Group:
         dist.destroy_process_group()
 
 
+def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """Every rank's value, in rank order, on every rank; group: of all ranks, if another.
+
+    A process without a group has its own.
+    """
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
 def all_or_raise(
-    gather: Callable[[Any], list[Any]],
     act: Callable[[], T],
     catch: type[Exception],
+    group: dist.ProcessGroup | None = None,
     describe: Callable[[Exception], str] = str,
 ) -> list[T]:
     """Every rank's result of act, in rank order; where one rank raises, every rank raises.
 
-    So no rank waits for one that failed. gather: gives every rank's value to every rank. catch: the
-    error that act may raise, and that is raised, with the text that describe gives it.
+    So no rank waits for one that failed. catch: the error that act may raise, and that is raised,
+    with the text that describe gives it.
     """
     result, fault = None, None
     try:
         result = act()
     except catch as error:
         fault = describe(error)
-    answers = gather((result, fault))
+    answers = gather((result, fault), group)
     for _, fault in answers:
         if fault is not None:
             raise catch(fault)

@@ -1,4 +1,4 @@
-"""What is measured of single iterations: what communication costs ddp, and traces of some of them.
+"""What communication costs a ddp iteration, by difference: its passes with and without it.
 
 Spans say how long communication is exposed. On a CPU it also slows the computing that overlaps it,
 and DDP's own work on its buckets is neither. So once in a run the passes of one iteration are
@@ -8,13 +8,11 @@ thrown away, random state and running statistics are kept: the training stays bi
 
 import statistics
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import profile
 
 from jobkit.payload.batches import Step
 from jobkit.payload.strategies.blocks import kept_statistics
@@ -33,9 +31,8 @@ class Difference:
 
     def wants(self, trainer: "Trainer") -> bool:
         spec = trainer.spec
-        # PowerSGD keeps what it left out; a static graph and a compiled one are of one kind of
-        # pass only.
-        fits = spec.ddp_comm_hook != "powersgd" and not (spec.ddp_static_graph or spec.compile)
+        # PowerSGD keeps what it left out; a compiled graph is of one kind of pass only.
+        fits = spec.ddp_comm_hook != "powersgd" and not spec.compile
         ddp = isinstance(trainer.strategy.model, DistributedDataParallel)
         many = trainer.group.place.world_size > 1
         return bool(spec.why and ddp and many and fits and trainer.begun and not self._done)
@@ -86,37 +83,3 @@ def _now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
-
-
-class Profiler:
-    """Writes a trace of a window of iterations by torch.profiler, in Chrome's format.
-
-    Open it in chrome://tracing or https://ui.perfetto.dev. trace: the file; None: no trace of this
-    rank, which waits for those that write one.
-    """
-
-    def __init__(self, steps: range, trace: Path | None) -> None:
-        self._steps, self._trace = steps, trace
-        self._profile: profile | None = None
-
-    def wants(self, trainer: "Trainer") -> bool:
-        return self._steps[0] <= trainer.progress.iteration + 1 <= self._steps[-1]
-
-    def before(self, trainer: "Trainer", step: Step) -> None:
-        if self._trace and self._profile is None:
-            with trainer.clock.paused():
-                self._profile = profile(record_shapes=True)  # of the CPU, and of a GPU if it has
-                self._profile.start()
-
-    def after(self, trainer: "Trainer", step: Step) -> None:
-        if trainer.progress.iteration != self._steps[-1]:
-            return
-        with trainer.clock.paused():
-            if self._profile and self._trace:
-                self._profile.stop()
-                self._trace.parent.mkdir(parents=True, exist_ok=True)
-                self._profile.export_chrome_trace(str(self._trace))
-                self._profile = None
-                window = f"iterations {self._steps[0]} to {self._steps[-1]}"
-                trainer.report.info(f"{window} were profiled: {self._trace}")
-            dist.barrier()

@@ -24,13 +24,13 @@ from jobkit.payload.checkpoint import (
     attempt_of,
     check,
     found_in,
-    gather,
     read,
     shapes_in,
     shared_tensors,
     writers,
 )
 from jobkit.payload.device import seed_rank
+from jobkit.payload.distributed import gather
 from jobkit.spec.runspec import RunSpec
 
 if TYPE_CHECKING:
@@ -117,11 +117,6 @@ def resume(trainer: "Trainer", group: Group, candidates: list[Path], must: bool)
         if layout != trainer.strategy.layout():
             text += f" (written by {layout.get('strategy')} at {layout.get('world_size')} ranks)"
         report.say(text)
-        if trainer.finished:
-            report.warn(
-                "training is already complete: the checkpoint is from after the last of --epochs "
-                "or --max-steps"
-            )
         return folder
     if candidates and (must or begun):  # begun: the model is half of a checkpoint's by now
         raise UsageError(
@@ -190,11 +185,14 @@ def _load(
     strategy.take_own_state(
         {k.removeprefix(STRATEGY): t for k, t in own.items() if k.startswith(STRATEGY)}
     )
-    take_random_state(own, strategy.device, strategy.devices)
+    if CPU_STATE in own:
+        torch.set_rng_state(own[CPU_STATE])
+    if strategy.device.type == "cuda" and GPU_STATE in own:
+        torch.cuda.set_rng_state(own[GPU_STATE], strategy.device)
     trainer.loss_sum = own[LOSS_SUM].to(trainer.loss_sum)
     if not same:
         seed, iteration = trainer.spec.seed + trainer.spec.repeat, manifest.progress.iteration
-        seed_rank(seed, rank, strategy.devices, iteration)
+        seed_rank(seed, rank, iteration)
 
 
 def _prime(trainer: "Trainer") -> None:
@@ -209,16 +207,6 @@ def _prime(trainer: "Trainer") -> None:
             parameter.grad = torch.zeros_like(parameter)
     trainer.optimizer.step()
     trainer.optimizer.zero_grad(set_to_none=True)
-
-
-def take_random_state(state: dict[str, Tensor], device: torch.device, gpus: int = 1) -> None:
-    """Take over what random_state() gave; what is absent stays unchanged."""
-    if CPU_STATE in state:
-        torch.set_rng_state(state[CPU_STATE])
-    if device.type == "cuda":
-        names = {GPU_STATE: device} | {f"{GPU_STATE}.{gpu}": gpu for gpu in range(1, gpus)}
-        for name in names.keys() & state.keys():
-            torch.cuda.set_rng_state(state[name], names[name])
 
 
 def merged(ranks: list[dict[str, Tensor]], rank: int) -> dict[str, Tensor]:

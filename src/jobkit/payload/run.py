@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from jobkit.errors import Exit, RanksDiffer, UsageError
 from jobkit.paths import RunPaths
-from jobkit.payload.batches import Augmentation, Batches, DeviceData
+from jobkit.payload.batches import Batches, DeviceData
 from jobkit.payload.checkpoint import Checkpoints
 from jobkit.payload.data import Dataset, load_data
 from jobkit.payload.device import (
@@ -31,7 +31,7 @@ from jobkit.payload.device import (
     versions,
 )
 from jobkit.payload.distributed import Group, all_or_raise, banner, check_identity, join
-from jobkit.payload.measure import Difference, Profiler
+from jobkit.payload.measure import Difference
 from jobkit.payload.model import build_model
 from jobkit.payload.place import RankEnv, share_of_cores
 from jobkit.payload.recipe import FastCNN, Lookahead
@@ -42,8 +42,8 @@ from jobkit.payload.signals import Stopped, StopRequest, read_fault
 from jobkit.payload.stop import JobGuard
 from jobkit.payload.strategies import strategy_class
 from jobkit.payload.strategies.base import make_optimizer
-from jobkit.payload.train import Observer, Trainer
-from jobkit.spec.runspec import Every, RunSpec, profiled_steps
+from jobkit.payload.train import Trainer
+from jobkit.spec.runspec import Every, RunSpec
 from jobkit.spec.strategies import FACTS, owners
 
 # A setting (or the beginning of its name), what must hold for it to matter on a device, and that
@@ -170,14 +170,7 @@ def build_trainer(
     trainer = Trainer(
         spec=spec,
         group=group,
-        data=DeviceData(
-            data,
-            device,
-            seed=seed,
-            augmentation=Augmentation.of(spec),
-            channels_last=spec.channels_last,
-            dtype=dtype,
-        ),
+        data=DeviceData(data, device, spec, dtype),
         batches=Batches(
             len(data.train.labels),
             spec.steps_batch_size,
@@ -192,7 +185,7 @@ def build_trainer(
     )
     if spec.speed_run:
         Lookahead(trainer)
-    seed_rank(seed, place.rank, strategy.devices)
+    seed_rank(seed, place.rank)
     return trainer
 
 
@@ -293,7 +286,8 @@ def _train(job: RankJob, trainer: Trainer, startup: dict[str, float]) -> bool:
     Returns False if the training was stopped early.
     """
     guard = _guard(job, trainer)
-    trainer.observers = _observers(job, trainer)
+    every = trainer.spec.check_ranks
+    trainer.observers = [Difference(), *([SameRanks(every)] if every else [])]
     guard.start()
     dist.barrier()
     ready_s = process_age_s()
@@ -351,10 +345,13 @@ def _guard(job: RankJob, trainer: Trainer) -> JobGuard:
             device=group.device,
         )
         # Those that rank 0 finds: a file system may not show all ranks the same.
-        folders = all_or_raise(
-            group.gather, lambda: [] if rank else candidates(job, paths), UsageError
-        )[0]
+        folders = all_or_raise(lambda: [] if rank else candidates(job, paths), UsageError)[0]
         loaded = resume(trainer, on_cpu, folders, must=job.resume_from is not None)
+        if loaded and trainer.finished:
+            trainer.report.warn(
+                "training is already complete: the checkpoint is from after the last of --epochs "
+                "or --max-steps"
+            )
         if loaded and loaded.parent == paths.checkpoints:
             checkpoints.newest = trainer.progress.iteration
     trainer.guard = JobGuard(
@@ -382,19 +379,6 @@ def candidates(job: RankJob, paths: RunPaths) -> list[Path]:
     named = named_by_user(job.resume_from) if job.resume_from else []
     mark_fresh_start(paths, job.attempt)
     return named
-
-
-def _observers(job: RankJob, trainer: Trainer) -> list[Observer]:
-    """What measures single iterations."""
-    spec, place = trainer.spec, job.place
-    observers: list[Observer] = [Difference()]
-    if spec.profile:
-        on_first_node = place.rank < place.local_world_size
-        trace = job.paths.trace(job.attempt, place.rank) if job.paths and on_first_node else None
-        observers.append(Profiler(profiled_steps(spec.profile), trace))
-    if spec.check_ranks:
-        observers.append(SameRanks(spec.check_ranks))
-    return observers
 
 
 def _record_failure(job: RankJob, report: Reporter, error: Exception) -> None:

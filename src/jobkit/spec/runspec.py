@@ -136,14 +136,6 @@ class Every:
         )
 
 
-def profiled_steps(text: str) -> range:
-    """Read 20-22, or 20: steps counted from 1 over all epochs. Raises UsageError for all else."""
-    match = re.fullmatch(r"([1-9][0-9]{0,8})(?:-([1-9][0-9]{0,8}))?", text)
-    if match and (steps := range(int(match[1]), int(match[2] or match[1]) + 1)):
-        return steps
-    raise UsageError(f"profile = {text!r}: must be iterations, as 20-22, counted from 1")
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunSpec(Settings, PlannedRun):
     """One planned training: a strategy at a size, one repeat. Checked when it is made.
@@ -162,7 +154,6 @@ class RunSpec(Settings, PlannedRun):
         if self.strategy in ONE_RANK and (ranks := self.world_size) > 1:
             raise UsageError(f"strategy '{self.strategy}' runs at 1 rank, not {ranks}; use ddp")
         Every.of(self.checkpoint_every)
-        profiled_steps(self.profile or "1")
         if self.steps_batch_size < self.accumulate:
             raise UsageError(f"--accumulate {self.accumulate} is more than the samples in a step")
 

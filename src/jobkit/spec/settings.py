@@ -211,9 +211,6 @@ class Settings:
     ddp_bucket_mib: float = setting(
         25.0, "ddp: bucket size of the all-reduce in MiB", low=0.001, group="strategy ddp"
     )
-    ddp_static_graph: bool = setting(
-        False, "ddp: promise that every iteration uses the same parameters in the same order"
-    )
     ddp_find_unused_parameters: bool = setting(False, "ddp: find unused parameters in each pass")
     ddp_comm_hook: str = setting(
         "none", "ddp: compress gradients before they are sent", choices=COMM_HOOKS
@@ -282,10 +279,5 @@ class Settings:
         0,
         "iterations after which the ranks' parameters are compared; code 4 where they differ",
         low=0,
-        identity=False,
-    )
-    profile: str | None = setting(
-        None,
-        "trace these iterations with torch.profiler on the first node, as 20-22",
         identity=False,
     )

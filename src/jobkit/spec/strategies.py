@@ -100,7 +100,6 @@ class DDPFacts(Facts):
     keeps_gradients = True
     verified = (
         Variant("ddp"),
-        Variant("ddp static graph", {"ddp_static_graph": True}),
         Variant("ddp find unused", {"ddp_find_unused_parameters": True}),
         Variant("ddp accumulate, clip", {"accumulate": 3, "clip_norm": 0.05}),
         Variant("ddp checkpointing", {"activation_checkpointing": True}),

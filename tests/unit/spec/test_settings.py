@@ -14,7 +14,7 @@ from jobkit.payload import signals as faults
 from jobkit.payload.main import parser, read_settings
 from jobkit.payload.signals import StopRequest
 from jobkit.spec import options
-from jobkit.spec.runspec import SETTINGS, Every, RunSpec, profiled_steps
+from jobkit.spec.runspec import SETTINGS, Every, RunSpec
 from jobkit.spec.study import STUDIES, Study
 
 META = {f.name: f.metadata for f in fields(RunSpec)}
@@ -79,13 +79,6 @@ def test_a_checkpoint_is_every_epoch_some_iterations_or_a_time() -> None:
     for text in (*("", "0", "-1", "0s", "0.0m", "epochs", "1d", "1.5", "s", "1e3s"), "1..2s", "१s"):
         with pytest.raises(UsageError, match="must be epoch, a number of iterations"):
             RunSpec(checkpoint_every=text)
-
-
-def test_what_is_profiled_is_a_window() -> None:
-    assert [*map(profiled_steps, ("20-22", "7"))] == [range(20, 23), range(7, 8)]
-    for text in ("3-2", "0", "20-"):
-        with pytest.raises(UsageError, match="must be iterations, as 20-22"):
-            RunSpec(profile=text)
 
 
 # A rerun finds what it did before by these. They may change with a setting's default, and for no

@@ -28,16 +28,6 @@ class DDP(Strategy):
             spec.sync_batchnorm and self.device.type == "cpu",
             "--sync-batchnorm: torch has it for GPUs only, and this run is on the CPU",
         )
-        refuse(
-            spec.ddp_static_graph and spec.accumulate > 1,
-            "--ddp-static-graph with --accumulate: torch records the graph in the first backward "
-            "pass, which must reduce the gradients, and accumulation leaves that to the last",
-        )
-        refuse(
-            spec.ddp_static_graph and spec.ddp_find_unused_parameters,
-            "--ddp-static-graph finds unused parameters once and for all: leave out "
-            "--ddp-find-unused-parameters",
-        )
 
     def wrap(self, model: nn.Module) -> nn.Module:
         spec = self.spec
@@ -55,7 +45,6 @@ class DDP(Strategy):
             device_ids=[self.device.index] if self.device.type == "cuda" else None,
             bucket_cap_mb=spec.ddp_bucket_mib,
             gradient_as_bucket_view=True,
-            static_graph=spec.ddp_static_graph,
             find_unused_parameters=spec.ddp_find_unused_parameters,
             **quiet,
         )
