@@ -30,8 +30,7 @@ def outcome(facts: list[dict]) -> list[dict]:
     """What the ranks did together, nothing wrong."""
     size = len(facts)
     return [
-        {"rank": f["rank"], "host": f["host"], "hidden": False, "cache_fault": "",
-         "backend": "nccl",
+        {"rank": f["rank"], "host": f["host"], "hidden": False, "backend": "nccl",
          "sum": size * (size + 1) / 2, "latency_us": 20.0, "mib": 256, "members": 2,
          "bus_mb_per_s": 20000.0, "links": [(0, 1, "P2P/CUMEM"), (1, 2, "NET/IB GDRDMA")]}
         for f in facts

@@ -5,10 +5,10 @@ import hashlib
 import os
 import re
 import socket
-import threading
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -22,41 +22,14 @@ from jobkit.payload.distributed import candidate
 from jobkit.payload.place import RankEnv, expand_nodes, share_of_cores
 
 Facts = dict[str, Any]
-T = TypeVar("T")
-
-
-def within(seconds: float, call: Callable[[], T], otherwise: T) -> T:
-    """Return the call's value, or `otherwise` where it takes longer, as file systems may hang.
-
-    The call then continues in its thread, and must do no harm there. What it raises is raised.
-    """
-    done: list[T] = []
-    failed: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            done.append(call())
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if failed:
-        raise failed[0]
-    return done[0] if done else otherwise
 
 
 def addresses_of(name: str) -> list[str]:
-    """Return the addresses that a name resolves to here; none where it does not in time."""
-
-    def look() -> list[str]:
-        with contextlib.suppress(OSError, UnicodeError):
-            entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-            return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
-        return []
-
-    return within(8.0, look, [])
+    """Return the addresses that a name resolves to here; none where it does not."""
+    with contextlib.suppress(OSError, UnicodeError):
+        entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
+    return []
 
 
 def source_digest(folder: Path) -> str:
@@ -132,7 +105,7 @@ def cores(place: RankEnv, environ: Mapping[str, str]) -> Facts:
 def versions() -> Facts:
     """Return versions that must be equal on all ranks."""
     cuda = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    digest = within(10, lambda: source_digest(Path(jobkit.__file__).parent), "unreadable")
+    digest = source_digest(Path(jobkit.__file__).parent)
     return {"versions": {**versions_of(cuda), "jobkit": f"{jobkit.__version__} (source {digest})"}}
 
 
@@ -148,19 +121,14 @@ def names(place: RankEnv, environ: Mapping[str, str]) -> Facts:
 
 def write_fault(folder: Path) -> str:
     """Return why this process cannot write to the folder (which it makes); empty where it can."""
-    probe = folder / f".preflight-{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
-
-    def attempt() -> str:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with probe.open("x") as file:  # never through a link that somebody left there
-                file.write("preflight")
-            probe.unlink()
-        except OSError as error:
-            return error.strerror or str(error)
-        return ""
-
-    return within(10, attempt, "no answer from the file system within 10 s")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(prefix=".preflight-", dir=folder) as file:
+            file.write(b"preflight")
+            file.flush()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def data(dataset: str, data_dir: Path, sizes: tuple[int | None, int | None]) -> Facts:
@@ -169,20 +137,15 @@ def data(dataset: str, data_dir: Path, sizes: tuple[int | None, int | None]) -> 
     cache: None where they are not prepared yet; then they must be there to be prepared, and the
     folder be writable.
     """
-    fact: Facts = {"dataset": dataset, "data_dir": str(data_dir), "cache": None}
-
-    def look() -> Facts:
-        try:
-            path = find_source(dataset, data_dir, *sizes, download=False).file(data_dir)
-        except UsageError as error:
-            return {"data_fault": str(error)}
-        if not unreadable(path):
-            return {"cache": str(path), "data_fault": ""}
-        fault = write_fault(data_dir)
-        return {"data_fault": f"{data_dir} cannot be written: {fault}" if fault else ""}
-
-    late = {"data_fault": f"{data_dir}: no answer from the file system within 20 s"}
-    return fact | within(20, look, late)
+    fact: Facts = {"dataset": dataset, "data_dir": str(data_dir), "cache": None, "data_fault": ""}
+    try:
+        path = find_source(dataset, data_dir, *sizes, download=False).file(data_dir)
+    except UsageError as error:
+        return fact | {"data_fault": str(error)}
+    if not unreadable(path):
+        return fact | {"cache": str(path)}
+    fault = write_fault(data_dir)
+    return fact | ({"data_fault": f"{data_dir} cannot be written: {fault}"} if fault else {})
 
 
 def unreadable(path: Path) -> str:
@@ -194,17 +157,6 @@ def unreadable(path: Path) -> str:
     except OSError as error:
         return f"{path.name}: {error.strerror}"
     return ""
-
-
-def look_at(folder: Path, probe: str, cache: str | None) -> Facts:
-    """Return what this node sees: whether the coordinator's file is hidden, and the cache."""
-
-    def look() -> Facts:
-        hidden = bool(probe) and not (folder / probe).is_file()
-        return {"hidden": hidden, "cache_fault": unreadable(Path(cache)) if cache else ""}
-
-    late = {"hidden": False, "cache_fault": "no answer from the file system within 8 s"}
-    return within(8, look, late)
 
 
 def nics(root: Path = Path("/sys/class")) -> dict[str, float]:

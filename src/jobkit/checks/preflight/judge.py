@@ -44,7 +44,7 @@ _MIN_NCCL_MB_PER_S = 5000.0  # where no rate is known: TCP over a fast network g
 _MIN_GLOO_MB_PER_S = 100.0
 _MIN_SHARE_OF_RATE = 0.25  # chosen, of the fastest interface's: TCP reaches a tenth of 200 Gb/s
 
-_HUNG_NODE = (
+HUNG_NODE = (
     "a file system, a name server or a GPU's driver hangs there: check dmesg and df on that node, "
     "or leave it out with --exclude"
 )
@@ -217,7 +217,7 @@ def presence(
     stuck = [f for f in connected if f["rank"] not in reported]
     if stuck:
         text = f"connected but did not report within {waited_s:.0f} s"
-        result.fault(where(stuck), text, _HUNG_NODE)
+        result.fault(where(stuck), text, HUNG_NODE)
     nodes, per_node = facts[0]["nodes"], max(facts[0]["local_world_size"], 1)
     homes: dict[str, list[int]] = defaultdict(list)
     for rank in sorted(set(range(expected)) - reported - {f["rank"] for f in stuck}):
@@ -421,7 +421,7 @@ def data(facts: Sequence[Facts], results: Sequence[Facts]) -> CheckResult:
         result.text = f"{name}: {chief['cache']} complete on {nodes_of(facts)}"
     if chief["data_fault"]:
         result.fault(where([chief]), chief["data_fault"], prepare)
-    for text, same in grouped(results, lambda r: r["cache_fault"]).items():
+    for text, same in grouped(results, lambda r: r.get("cache_fault")).items():
         result.fault(where(same), f"{chief['cache']} cannot be used: {text}", prepare)
     return result
 

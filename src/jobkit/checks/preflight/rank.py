@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -17,10 +18,12 @@ from typing import Any
 from jobkit.checks.preflight import facts as find
 from jobkit.checks.preflight.group import together
 from jobkit.checks.preflight.judge import (
+    HUNG_NODE,
     NEEDED_FOR_A_GROUP,
     CheckResult,
     judge_facts,
     judge_together,
+    where,
 )
 from jobkit.checks.preflight.rendezvous import (
     Connection,
@@ -101,9 +104,8 @@ class PreflightRank:
     def _alone(self, why: str) -> int:
         """Report from this process alone that the others cannot be reached."""
         result = CheckResult("master")
-        where = f"rank {self._who['rank']} on {self._who['host']}"
         why = f"{self._place.master_addr} cannot be reached ({why})"
-        result.fault(where, why, _REACH_MASTER)
+        result.fault(where([self._who]), why, _REACH_MASTER)
         return self._show([result])
 
     def _show(self, results: Sequence[CheckResult]) -> int:
@@ -119,8 +121,10 @@ class PreflightRank:
         try:
             connection.send({"stage": "facts", **self._facts()})
             task = connection.receive(self._timeout_s + self._together_s)
-            cache = task["cache"] if self._place.local_rank == 0 else None
-            results = find.look_at(self._run_dir, task["probe"], cache)
+            # The run's folder may be another one on another node, and so may that of the data.
+            results: dict[str, Any] = {"hidden": not (self._run_dir / task["probe"]).exists()}
+            if task["cache"] and self._place.local_rank == 0:
+                results["cache_fault"] = find.unreadable(Path(task["cache"]))
             if task["group"]:
                 results |= together(self._place, self._spec.device, self._group_s)
             name = {"host": self._who["host"], "rank": self._who["rank"]}
@@ -159,24 +163,26 @@ class PreflightRank:
         left = self._start + self._timeout_s - time.monotonic()
         facts = await meeting.gather("facts", expected, left)
         if not facts:
-            print("[preflight] ended before any rank had reported", flush=True)
-            return Exit.PREFLIGHT
+            result = CheckResult("presence")
+            result.fault(where(meeting.connected) or "all", "no rank has reported", HUNG_NODE)
+            return self._show([result])
         facts.sort(key=lambda f: (f["rank"], f["host"], f["pid"]))
         waited_s = time.monotonic() - self._start
         checks = judge_facts(facts, expected, waited_s, self._port_fault(), meeting.connected)
-        # The ranks look for a file, as the run's folder may be another one on another node.
-        probe = self._run_dir / f".preflight-{os.urandom(8).hex()}"
-        with contextlib.suppress(OSError):  # a fault of its own tells why
-            probe.touch(exist_ok=False)
-        task: dict[str, Any] = {
-            "probe": probe.name if probe.exists() else "",
-            "cache": next((f["cache"] for f in facts if f.get("cache")), None),
-            "group": not any(c.faults for c in checks if c.check in NEEDED_FOR_A_GROUP),
-        }
-        meeting.answer(task)
-        results = await meeting.gather("results", len(facts), self._together_s)
-        with contextlib.suppress(OSError):
-            probe.unlink(missing_ok=True)
+        with contextlib.ExitStack() as stack:
+            probe = ""
+            with contextlib.suppress(OSError):  # a fault of its own tells why
+                file = stack.enter_context(
+                    tempfile.NamedTemporaryFile(prefix=".preflight-", dir=self._run_dir)
+                )
+                probe = Path(file.name).name
+            task = {
+                "probe": probe,
+                "cache": next((f["cache"] for f in facts if f.get("cache")), None),
+                "group": not any(c.faults for c in checks if c.check in NEEDED_FOR_A_GROUP),
+            }
+            meeting.answer(task)
+            results = await meeting.gather("results", len(facts), self._together_s)
         results.sort(key=lambda r: r["rank"])
         code = self._show([*checks, *judge_together(facts, results, task)])
         meeting.answer({"end": True})
