@@ -306,7 +306,7 @@ class Checkpoints:
         lost to the scheduler may compute on, and would remove what that one resumes from.
         """
         self.wait()
-        all_or_raise(lambda value: gather(value, self.group), self._check_fence, Fenced)
+        all_or_raise(self._check_fence, Fenced, self.group)
         progress = trainer.progress
         self.begun_s, self.begun = time.monotonic(), progress.iteration
         own = own_tensors(trainer)
