@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from jobkit.analysis.cli import collect_main
 from jobkit.errors import UsageError
 from jobkit.files import append_to, read_regular
 from jobkit.launch import local
-from jobkit.launch import slurm_submit as submit
 from jobkit.launch.command import LaunchRequest
 from jobkit.launch.status import main as status
 from jobkit.metric import comm
@@ -122,16 +120,6 @@ def test_nothing_is_appended_through_a_link(plan: Plan, outside: Path, link: Any
     put(paths.folder / "x", "fifo")
     with pytest.raises(OSError):
         append_to(paths.folder / "x")
-
-
-def test_a_batch_script_is_written_beside_and_renamed(plan: Plan, outside: Path) -> None:
-    paths, batch = run_of(plan), outside / "script"
-    batch.write_text("#!/bin/sh\n")
-    soft_link(paths.script, outside / "precious")
-    made = SimpleNamespace(submission_file=batch, stdout=outside / "out")
-    submit._note_job(paths, SimpleNamespace(paths=made, job_id="7"), {})  # type: ignore[arg-type]
-    assert (outside / "precious").read_text() == PRECIOUS
-    assert paths.script.read_text() == "#!/bin/sh\n" and not paths.script.is_symlink()
 
 
 def run_sh(*words, **env: str) -> "subprocess.CompletedProcess[str]":

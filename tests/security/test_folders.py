@@ -145,12 +145,6 @@ def test_a_project_whose_folder_another_user_owns_is_one_note(shared: Path) -> N
 
 
 @as_root
-def test_a_study_of_root_is_as_good_as_ones_own(shared: Path) -> None:
-    assert checked(shared / "s", ALICE) == ""
-    assert permissions.other_writers(shared / "absent") == ""
-
-
-@as_root
 def test_a_strangers_folder_is_not_taken_as_ones_own(shared: Path) -> None:
     (shared / "x").mkdir()
     os.chown(shared / "x", ALICE, ALICE)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from jobkit import __main__ as commands
 from jobkit import entry
 from support.place import ROOT
 
@@ -50,13 +49,3 @@ def test_a_python_without_the_packages() -> None:
     words = [sys.executable, "-S", "-I", str(ROOT / "collect_results.py"), "nothing"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "make venv" in done.stderr
-
-
-def test_without_a_command_the_commands_are_listed_one_below_the_other(capsys) -> None:
-    assert commands.main([]) == 0
-    said = capsys.readouterr()
-    lines = [line for line in said.out.splitlines() if line[:3].strip()[:1].isalpha()]
-    listed = {line.split()[0]: line for line in lines if line.startswith("  ")}
-    texts = {name: text for name, (_, _, text) in commands.COMMANDS.items()}
-    assert said.err == "" and listed.keys() >= texts.keys()
-    assert len({listed[name].index(text) for name, text in texts.items()}) == 1

@@ -23,7 +23,6 @@ printf '#!/bin/sh\\necho "$*" >>installed\\n' >.venv/bin/python
 chmod +x .venv/bin/python
 """
 SHIM = "#!/bin/sh\necho 'pyenv: python: command not found' >&2\nexit 127\n"
-WITHOUT_PIP = "#!/bin/sh\necho \"ModuleNotFoundError: No module named 'ensurepip'\" >&2\nexit 1\n"
 
 
 @pytest.fixture
@@ -57,7 +56,6 @@ def make(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
         ({"python3": 11, "python3_13": 13}, "python3"),  # the user's own, if it will do
         ({"python3": 10, "python3_11": 11, "python3_13": 13}, "python3.13"),  # else the newest
         ({"python3": SHIM, "python": SHIM, "python3_13": SHIM, "python3_11": 11}, "python3.11"),
-        ({"python3": WITHOUT_PIP, "python": 12}, "python"),
         ({"python3": 15, "python3_12": 12}, "python3.12"),  # PyTorch may have none for 3.15
         ({"python3": 15, "python3_14": SHIM}, "python3"),  # but it is the only one
     ],

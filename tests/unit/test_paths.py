@@ -39,13 +39,6 @@ def test_a_bare_name_is_no_file_of_the_current_folder(tmp_path, monkeypatch) -> 
         paths.find_named("site", "mine", known.parent)
 
 
-def test_the_files_of_a_run() -> None:
-    run = paths.RunPaths(Path("s"))
-    names = [run.spec, run.log, run.metrics(2), run.outcome(2), run.rank_log(2, 3)]
-    expected = "spec.json train.log metrics/2.jsonl attempts/2/outcome.json ranks/2/rank-3.log"
-    assert [str(n.relative_to(run.folder)) for n in names] == expected.split()
-
-
 def test_attempts_are_found_by_folder_or_metrics(tmp_path: Path) -> None:
     run = paths.RunPaths(tmp_path)
     assert run.attempt_numbers() == []

@@ -5,7 +5,6 @@ an entry here and that class: options, studies, memory, advice, forecasts and ve
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -28,7 +27,7 @@ class Variant:
     worlds: tuple[int, ...] | None = None  # None: any number of ranks
 
 
-class Facts(ABC):
+class Facts:
     """What is known of one strategy. Its class in payload/strategies has the rest."""
 
     name: ClassVar[str]
@@ -55,9 +54,9 @@ class Facts(ABC):
         """Parts of equal size in which the ranks hold the model; pipelines have their stages."""
         return 1
 
-    @abstractmethod
     def messages(self, settings: Settings, size: ModelSize) -> list[Message] | None:
         """What one optimizer step sends; None where it does not follow from the size."""
+        return []
 
 
 def _world(settings: Settings) -> int:
@@ -71,13 +70,9 @@ class SingleFacts(Facts):
     one_rank = True
     verified = (Variant("single", worlds=(1,)),)
 
-    def messages(self, settings: Settings, size: ModelSize) -> list[Message]:
-        """Nothing."""
-        return []
-
 
 class DPFacts(Facts):
-    """nn.DataParallel: one process copies the model to the GPUs of its node."""
+    """nn.DataParallel: one process copies the model to the GPUs of its node, and sends nothing."""
 
     name, code = "dp", "local.DP"
     one_rank = whole_node = True
@@ -86,10 +81,6 @@ class DPFacts(Facts):
         "activation_checkpointing": "the copies on the other GPUs would recompute on the first one",
     }
     verified = (Variant("dp", worlds=(1,)),)
-
-    def messages(self, settings: Settings, size: ModelSize) -> list[Message]:
-        """Nothing between ranks: copies between the GPUs are part of its compute."""
-        return []
 
 
 class DDPFacts(Facts):

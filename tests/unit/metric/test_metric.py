@@ -217,13 +217,6 @@ def test_progress_bars_on_one_line_cost_little_memory_and_hide_no_record(tmp_pat
         assert isinstance(found[0], Rejected) and len(found) == 3 and peak < 8 << 20
 
 
-def test_a_long_line_of_a_metrics_file_hides_no_record(tmp_path: Path) -> None:
-    path = tmp_path / "0.jsonl"
-    path.write_bytes(b"x" * (8 << 20) + b"\n" + line(2)[len(TAG) + 1 :])
-    (*rejected, found), peak = memory_of(path, read_file)
-    assert found == record(2) and sum(f.length for f in rejected) == 8 << 20 and peak < 6 << 20
-
-
 def test_a_log_of_bare_tags_costs_little_memory(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     paths.log.write_bytes(b"[METRIC]\n" * 10_000 + b"[METRIC]" * 10_000)
