@@ -160,7 +160,7 @@ def write_files(cluster: Cluster) -> None:
         handle = os.open(root / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "wb") as file:
             file.write(content)
-    cluster.slurm_conf.write_text(config.slurm_conf(cluster))
+    (root / "slurm.conf").write_text(config.slurm_conf(cluster))
     (root / "gres.conf").write_text(config.gres_conf(cluster))
     (root / "cgroup.conf").write_text(config.cgroup_conf(cluster))
     (root / "hosts").write_text(config.hosts(cluster, Path("/etc/hosts").read_text()))

@@ -72,10 +72,6 @@ class Cluster:
         return ["batch", "urgent"] if self.preemption else ["batch"]
 
     @property
-    def slurm_conf(self) -> Path:
-        return self.root / "slurm.conf"
-
-    @property
     def munge_socket(self) -> Path:
         return self.root / "run" / "munge.sock"
 

@@ -51,7 +51,7 @@ class Starter:
             listing = ("sacctmgr", "-n", "list", "cluster")
             self._wait("slurmdbd", lambda: ask(self.root, *listing) is not None)
         say(f"starting slurmctld, and slurmd of {self.cluster.node_range}")
-        self._spawn("slurmctld", "slurmctld", "-D", "-f", str(self.cluster.slurm_conf))
+        self._spawn("slurmctld", "slurmctld", "-D", "-f", f"{self.root}/slurm.conf")
         # A slurmd that does not find it at once tries again only a second later.
         address = (control, self.cluster.base_port)
         self._wait("slurmctld", lambda: _accepts(socket.AF_INET, address))
@@ -111,7 +111,7 @@ class Starter:
         return pid
 
     def _start_slurmd(self, node: str, holder: int | None) -> None:
-        words = ["slurmd", "-D", "-N", node, "-f", str(self.cluster.slurm_conf)]
+        words = ["slurmd", "-D", "-N", node, "-f", f"{self.root}/slurm.conf"]
         if holder is not None:
             kinds = ["--net", "--uts"] if self.cluster.subnet else []
             inside = ["nsenter", f"--target={holder}", "--mount", *kinds]
@@ -135,7 +135,7 @@ class Starter:
             return subprocess.Popen(
                 [command(words[0]), *words[1:]],
                 cwd=self.root,
-                env=env | {"SLURM_CONF": str(self.cluster.slurm_conf)},
+                env=env | {"SLURM_CONF": f"{self.root}/slurm.conf"},
                 stdin=stdin,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -54,16 +54,13 @@ def test_an_ended_drill_leaves_no_job(cluster, kit: Checkout, steps: list[str]) 
     assert "drill-" not in cluster.run(*queued).stdout
 
 
-@pytest.fixture(scope="module")
-def rows(cluster, kit: Checkout) -> dict[str, dict[str, str]]:
+@pytest.mark.long
+def test_a_fault_of_the_training_costs_what_it_must_and_no_more(cluster, kit: Checkout) -> None:
+    """And the evidence is the line that proves it."""
     done = kit.python(cluster, "-m", "jobkit", "drill", "--patience", "800")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "faults: recovered, with bitwise equal" in done.stdout
-    return drill_rows(kit.folder / "logs" / "drill" / "drill.csv")
-
-
-@pytest.mark.long
-def test_a_fault_of_the_training_costs_what_it_must_and_no_more(rows) -> None:
+    rows = drill_rows(kit.folder / "logs" / "drill" / "drill.csv")
     lost = {"kill": 5, "raise": 5, "hang": 5}
     for name, fault in FAULTS.items():
         row = rows[name]
@@ -72,10 +69,6 @@ def test_a_fault_of_the_training_costs_what_it_must_and_no_more(rows) -> None:
         assert ended == ("ok", "yes", "0"), row
         assert int(row["iterations_lost"]) == lost.get(name, 0), row
         assert int(row["attempts"]) == 2 and row["detected_s"] and row["restart_s"], row
-
-
-@pytest.mark.long
-def test_the_evidence_is_the_line_that_proves_it(rows) -> None:
     said = {
         "kill": r"srun: error: n\d: task 1: Killed",
         "raise": r"rank ?1\]?:? .*signals\.InjectedFault: injected after iteration 25",
@@ -90,27 +83,12 @@ def test_the_evidence_is_the_line_that_proves_it(rows) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("own", [True, False], ids=["training", "command"])
-def test_a_drill_off_slurm(tmp_path: Path, own: bool) -> None:
-    """run.sh starts the run again."""
-    env = os.environ | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT / "src"),
-        "JOBKIT_LOGS": str(tmp_path / "my logs"),
-    }
-    script = tmp_path / "my train.py"
-    script.write_text(STEPS)
-    ended = {"term": "preempted"} if own else {"kill": "failed", "warning": "preempted"}
-    words = ["--local", "--faults", *ended, "scancel"]
-    words += [] if own else ["--", sys.executable, str(script)]
-    done = subprocess.run(
-        [sys.executable, "-m", "jobkit", "drill", *words], env=env, capture_output=True, text=True
-    )
+def test_a_drill_of_the_training_off_slurm(tmp_path: Path) -> None:
+    """run.sh starts the run again, and the parameters are compared."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "JOBKIT_LOGS": str(tmp_path)}
+    words = [sys.executable, "-m", "jobkit", "drill", "--local", "--faults", "term"]
+    done = subprocess.run(words, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = drill_rows(tmp_path / "my logs" / "drill" / "drill.csv")
-    for name, first in ended.items():
-        row = found[name]
-        assert (row["first_status"], row["final_status"], row["attempts"]) == (first, "ok", "2")
-        assert (row["where"], row["orphans"]) == ("here", "0")
-        assert row["same_parameters"] == ("yes" if own else ""), row
-    assert found["scancel"]["note"] == "not possible here: it needs Slurm"
+    row = drill_rows(tmp_path / "drill" / "drill.csv")["term"]
+    found = [row[name] for name in ("first_status", "final_status", "same_parameters", "orphans")]
+    assert found == ["preempted", "ok", "yes", "0"], row

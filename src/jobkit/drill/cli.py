@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from jobkit.drill.faults import FAULTS, REFERENCE, FaultCase, show, write_csv
 from jobkit.drill.places import LocalPlace, Place, SlurmPlace
 from jobkit.drill.programs import FIRST, LAST, Program
-from jobkit.drill.run import PATIENCE_S, Drill, Halted
+from jobkit.drill.run import PATIENCE_S, Drill
 from jobkit.errors import Exit, Parser, UsageError, command, one_of, positive
 from jobkit.launch.slurm_cluster import find_site
 from jobkit.paths import StudyPaths
@@ -89,10 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in names:
         one_of("fault", name, FAULTS)
     program = program_of(args, words[end:])
-    try:
-        return run(args, program, [program.case(FAULTS[name]) for name in names])
-    except Halted:
-        return Exit.INTERRUPTED
+    return run(args, program, [program.case(FAULTS[name]) for name in names])
 
 
 def program_of(args: argparse.Namespace, words: Sequence[str]) -> Program:

@@ -28,10 +28,6 @@ AT_ONCE = 3  # runs on Slurm; most of their time they wait
 _LINGER_S = 60.0  # for processes to end after their run
 
 
-class Halted(Exception):
-    """The drill was interrupted."""
-
-
 @contextlib.contextmanager
 def noting(notes: list[str]) -> Iterator[None]:
     """Append errors to the notes, so that one fault does not end the runs of others."""
@@ -101,7 +97,7 @@ class Drill:
     def _one(self, fault: FaultCase) -> Row:
         try:
             row = FaultRun(self, fault).run()
-        except Halted:
+        except KeyboardInterrupt:
             return Row(fault=fault.name, note="the drill was interrupted")
         note = f" ({row.note})" if row.note else ""
         self.say(f"{fault.name}: {row.first_status}, then {row.final_status}{note}")
@@ -160,7 +156,7 @@ class FaultRun:
 
     def _start(self, options: Options, first: bool) -> None:
         if self.drill.halted.is_set():
-            raise Halted
+            raise KeyboardInterrupt
         self.paths.folder.mkdir(parents=True, exist_ok=True)
         place, program = self.drill.place, self.program
         env = {MARK: self.mark, **program.environment(self.fault)}
@@ -220,11 +216,11 @@ class FaultRun:
         self._wait("the run's end", lambda: not self.started.look())
 
     def _wait(self, what: str, condition: Callable[[], bool]) -> None:
-        """Wait until the condition holds. Raises UsageError after patience_s, or Halted."""
+        """Raises UsageError after patience_s, KeyboardInterrupt where the drill was halted."""
         deadline = time.monotonic() + self.drill.patience_s
         while not condition():
             if self.drill.halted.is_set():
-                raise Halted
+                raise KeyboardInterrupt
             if time.monotonic() > deadline:
                 raise UsageError(f"{what}: not reached within {self.drill.patience_s:g} s")
             time.sleep(self.drill.place.poll_s)

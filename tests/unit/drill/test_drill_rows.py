@@ -1,4 +1,4 @@
-"""The drill without a run: faults that hit a command, rows of what a run left, bad words."""
+"""The drill on this machine with commands, and its parts: rows of what a run left, bad words."""
 
 import csv
 import io
@@ -9,8 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,8 @@ from jobkit.errors import UsageError
 from jobkit.launch.site import Site
 from jobkit.metric.kinds import MetricWriter
 from jobkit.outcome.state import run_state
-from jobkit.paths import RunPaths, StudyPaths, write_json
+from jobkit.paths import RunPaths, StudyPaths
+from support.training_programs import STEPS
 
 PROGRAM, TRAINING = Program(words=("python", "train.py"), at=5), Program(at=25)
 GOOD = faults.Row(
@@ -31,6 +31,19 @@ GOOD = faults.Row(
     final_status="ok",
     attempts=2, detected_s=1.25, restart_s=6.5, iterations_lost=5, same_parameters=True, orphans=0,
 )  # fmt: skip
+# It goes on to its end when it is asked to stop. Both ranks must be there by then.
+DEAF = """
+import os, pathlib, signal, time
+asked, folder = [], pathlib.Path(os.environ["JOBKIT_RUN_DIR"])
+signal.signal(signal.SIGUSR2, lambda *_: asked.append(1))
+(folder / ("ready-" + os.environ["RANK"])).touch()
+while len(list(folder.glob("ready-?"))) < 2:
+    time.sleep(0.01)
+for step in range(1, 9):
+    print(f"[METRIC] step={step} loss=0.5", flush=True)
+while os.environ["JOBKIT_RUN_ID"] != "reference" and not asked:
+    time.sleep(0.01)
+"""
 
 
 def printed(attempt: int, steps: range) -> str:
@@ -38,99 +51,43 @@ def printed(attempt: int, steps: range) -> str:
     return "\n".join([f"[jobkit] start: attempt {attempt} of x on here", *lines, ""])
 
 
-@dataclass(kw_only=True)
-class FakeStart(places.Started):
-    ended: Callable[[], bool]
-    code: int = 0
-    warn: Callable[[], None] = print
+@pytest.fixture
+def drilled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Drill a program on this machine; the exit code, and the rows by fault."""
+    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "my logs"))
 
-    def look(self) -> bool:
-        self.begins = self.begins or [time.time()]
-        if self.ended() and not self.over:
-            self.over, self.end_text = True, f"ended with exit code {self.code}"
-            self.ends.append(time.time())
-        return not self.over
+    def drill(text: str, *options: str) -> tuple[int, dict[str, dict[str, str]]]:
+        script = tmp_path / "my train.py"
+        script.write_text(text)
+        code = cli.main(["--local", *options, "--", sys.executable, str(script)])
+        path = tmp_path / "my logs" / "drill" / "drill.csv"
+        with path.open() if path.exists() else io.StringIO() as file:
+            return code, {row["fault"]: row for row in csv.DictReader(file)}
 
-    def cancel(self) -> None:
-        self.ended = lambda: True
-
-
-@dataclass
-class FakePlace(places.LocalPlace):
-    """Attempt 0 prints steps until it is told to end; the one after it ends well."""
-
-    after: range  # the steps of attempt 1
-    ends: dict[str, object]  # outcome.json of attempt 0
-    told: list[str] = field(default_factory=list)
-    poll_s = 0.0
-
-    def start(self, spec, paths, env, first, options) -> FakeStart:
-        assert spec.arguments()[-2:] == ["python", "train.py"] and spec.world_size == 2
-        assert env == {places.MARK: "x-warning"}, "a command is told of no fault"
-        number = len(paths.attempt_numbers())
-        paths.outcome(number).parent.mkdir(parents=True)
-        with paths.log.open("a") as log:
-            log.write(printed(number, self.after if number else range(1, 8)))
-        if number:
-            write_json(paths.outcome(number), {"status": "ok", "exit_code": 0})
-            return FakeStart(ended=lambda: True)
-
-        def warn() -> None:
-            self.told.append("warned")
-            write_json(paths.outcome(0), self.ends)
-
-        return FakeStart(ended=lambda: bool(self.told), code=75, warn=warn)
+    return drill
 
 
-def fault_run(folder, fault, program=PROGRAM, place=None, patience_s=300.0) -> FaultRun:
-    """Of a drill whose study's folder this is."""
-    place = place or places.LocalPlace()
-    drill = Drill(
-        place=place, study=StudyPaths(folder), program=program, patience_s=patience_s, say=print,
-        halted=threading.Event(), token="x",
-    )  # fmt: skip
-    return FaultRun(drill, fault)
+def test_a_command_that_comes_back_is_good(drilled, capfd) -> None:
+    code, rows = drilled(STEPS, "--faults", "kill", "warning", "scancel")
+    assert code == 0, capfd.readouterr()
+    assert "2 of 2 faults: recovered\n" in capfd.readouterr().out
+    for name, first in (("kill", "failed"), ("warning", "preempted")):
+        row = rows[name]
+        assert (row["first_status"], row["final_status"], row["attempts"]) == (first, "ok", "2")
+        assert (row["where"], row["orphans"], row["note"]) == ("here", "0", ""), row
+        assert row["same_parameters"] == "" and row["detected_s"] and row["iterations_lost"], row
+    assert rows["kill"]["evidence"] == "rank 1: ended by SIGKILL"
+    assert rows["scancel"]["note"] == "not possible here: it needs Slurm"
 
 
-def row_of(folder: Path, place: FakePlace, program: Program = PROGRAM) -> faults.Row:
-    return fault_run(folder, faults.FAULTS["warning"], program, place).run()
-
-
-WHY = "rank 1: ended by the stop signal, SIGUSR2, which the command does not handle"
-STOPPED = {"status": "preempted", "exit_code": 75, "reason": "rank 0: exit code 75"}
-FAILED = {"status": "failed", "exit_code": 140, "reason": WHY}
-
-
-@pytest.mark.parametrize(
-    ("after", "ends", "redone"),
-    [
-        (range(6, 12), STOPPED, 2),
-        (range(1, 8), FAILED, 7),  # it has no handler of the signal, and no checkpoint
-    ],
-)
-def test_a_command_that_comes_back_is_good(tmp_path, after, ends, redone) -> None:
-    row = row_of(tmp_path, FakePlace(after, ends))
-    assert (row.first_status, row.evidence) == (ends["status"], ends["reason"])
-    assert (row.final_status, row.attempts, row.iterations_lost) == ("ok", 2, redone)
-    assert row.same_parameters is None and row.good, row
-
-
-def test_a_command_that_was_not_hit_is_not_good(tmp_path: Path) -> None:
-    """It heeds no signal; or it has ended before the fault."""
-    row = row_of(tmp_path, FakePlace(range(0), {"status": "ok", "exit_code": 0}))
-    assert (row.first_status, row.final_status, row.attempts) == ("ok", "ok", 1)
-    assert "as if there had been no fault" in row.note and not row.good
-    place = FakePlace(range(0), {}, told=["ended at once"])
-    row = row_of(tmp_path / "early", place, replace(PROGRAM, at=50))
-    assert row.note == "the run ended with exit code 75 before the fault" and not row.good
-
-
-def test_a_run_without_a_fault_that_takes_too_long_is_one_line(tmp_path: Path) -> None:
-    place = FakePlace(range(0), {})
-    run = fault_run(tmp_path, faults.FAULTS["warning"], PROGRAM, place, patience_s=0.01)
-    with pytest.raises(UsageError, match=r"end: not reached within 0\.01 s; give a longer --pat"):
-        run.run_reference()
-    assert run.started.over, "it was ended"
+def test_a_command_that_was_not_hit_is_not_good(drilled, capfd) -> None:
+    code, rows = drilled(DEAF, "--faults", "warning", "--at", "5")
+    assert code == 4 and rows["warning"]["first_status"] == "ok"
+    assert "as if there had been no fault" in rows["warning"]["note"]
+    code, _ = drilled(DEAF, "--faults", "warning", "--at", "5", "--patience", "0.01")
+    assert code == 2
+    said = r"without a fault: the run's end: not reached within 0\.01 s; give a longer --patience"
+    assert re.search(said, capfd.readouterr().err)
 
 
 def test_a_fault_that_fails_outside_is_a_row_like_any_other(tmp_path, monkeypatch) -> None:
@@ -138,7 +95,11 @@ def test_a_fault_that_fails_outside_is_a_row_like_any_other(tmp_path, monkeypatc
         raise OSError("no room")
 
     monkeypatch.setattr(places.LocalPlace, "start", start)
-    row = fault_run(tmp_path, faults.FAULTS["kill"]).run()
+    drill = Drill(
+        place=places.LocalPlace(), study=StudyPaths(tmp_path), program=PROGRAM, patience_s=300,
+        say=print, halted=threading.Event(),
+    )  # fmt: skip
+    row = FaultRun(drill, faults.FAULTS["kill"]).run()
     assert row.note == "no room" and row.possible and not row.good
 
 
@@ -179,14 +140,10 @@ def test_a_fault_after_the_end_is_refused_before_any_is_injected(tmp_path: Path)
         command.check_reference(paths, took_s=31)
 
 
-def test_a_time_limit_needs_a_command_that_runs_for_longer(tmp_path: Path) -> None:
+def test_a_time_limit_needs_a_command_that_runs_for_longer() -> None:
     limit = faults.FAULTS["time-limit"]
     assert PROGRAM.too_short(limit, 179).startswith("the command took 179 s; it must run for 3")
     assert not PROGRAM.too_short(limit, 180) and not TRAINING.too_short(limit, 1)
-    run = fault_run(tmp_path, limit)
-    run.starts.append(places.Started(begins=[1000.0]))
-    run.inject()
-    assert run.injected_at == 1000 + 60 * 2
 
 
 def test_the_time_in_a_queue_is_not_the_commands() -> None:
