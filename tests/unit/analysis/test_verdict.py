@@ -7,7 +7,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,7 +14,7 @@ from rich.console import Console
 
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.collect.rows import OF_EPOCHS, WALL_TIME
-from jobkit.analysis.figures.by_size import ends_of, lines_of, size_figure
+from jobkit.analysis.figures.by_size import ends_of, lines_of
 from jobkit.analysis.figures.style import subtitle
 from jobkit.analysis.findings.verdict import MAX_WORDS, verdict
 from jobkit.analysis.report.report import MAX_LISTED, MAX_OF_A_KIND, listed
@@ -238,8 +237,44 @@ def test_a_study_of_known_cause_gets_the_lines_of_an_expert(name: str) -> None:
     assert not [c for c in first if not c.startswith("undecided") and c[1:] not in table]
 
 
-def said(rates: dict[int, list[float]], least: float = 0.8, **others: Any) -> list[str]:
-    return verdict(results_of({"ddp": rates}, **others), "GPUs", least)
+@pytest.mark.parametrize(
+    ("rates", "texts"),
+    [
+        # The base is named where it is not one GPU; of equal ones it is the series' own.
+        ({"ddp": {2: [100.0, 101, 99], 4: [183.0, 182, 184]}}, ["1.83 times 2 GPUs, parallel"]),
+        ({"ddp": {2: [150.0, 151], 4: [290.0, 291]}, "single": {1: [80.0, 81]}},
+         [": 3.61 times single on 1 GPU, parallel efficiency 90%"]),
+        ({"ddp": {1: [99.0, 102], 2: [190.0, 191]}, "single": {1: [100.0, 103]}},
+         ["Request 2 GPUs with ddp: 1.9 times 1 GPU,"]),
+        # An efficiency near the threshold has a decimal.
+        ({"ddp": {1: [99.7, 100, 100.3], 4: [317.4, 318.4, 319.4]}},
+         ["at 79.6% efficiency", "at 4 GPUs: 79.6% [79, 80.3 at 95%]"]),
+        ({"ddp": {1: [1e9] * 2, 2: [1.9e9] * 2}}, ["efficiency 95% [95, 95 at 95%].\n"]),
+        ({"ddp": {4: [300.0]}, "fsdp": {4: [200.0]}}, ["ddp and fsdp were measured at one size"]),
+        ({f"s{i}": {1: [99.0 - 9 * i], 2: [101.0]} for i in range(4)}, ["s0: 51%; also s1, s2"]),
+        # A size beyond a dip is requested where it is certain.
+        ({"ddp": {1: [100.0, 100.2], 2: [154.0, 154.2], 4: [340.0, 340.5], 8: [688.0, 689.0]}},
+         ["Request 8 GPUs with ddp: 6.88 times 1 GPU", "falls below 80% at 2 GPUs: 77%"]),
+        ({"ddp": {n: [0.8 * x, x, 1.2 * x] for n, x in ((1, 100.0), (2, 154.0), (4, 340.0))}},
+         ["Request 1 GPU with ddp: 2 GPUs may have less than 80%"]),
+        # Nothing slower than another series on as many GPUs is requested: the efficiency of a
+        # series with a slow base is high.
+        ({"ddp": {1: [1000.0], 4: [3400], 16: [5700]}, "fsdp": {1: [700.0], 4: [2700], 8: [5200]}},
+         ["Request 4 GPUs with ddp"]),
+        ({"ddp": {1: [100.0, 100.1], 2: [150, 150.1]}, "fsdp": {2: [60.0, 60.1], 4: [118, 118.1]}},
+         ["Request 1 GPU with ddp"]),
+        # What may be as fast is named; without repeats all within 5 %.
+        ({"ddp": {1: [1000.0, 990], 4: [3400.0, 3440], 8: [3420.0, 3470]},
+          "fsdp": {1: [700.0, 701], 8: [3410.0, 3390], 16: [3430.0, 3450]}},
+         ["ddp on 8 GPUs, 3,445 images/s at 43% efficiency; fsdp and 4 GPUs may be as fast."]),
+        ({"ddp": {1: [100.0], 2: [195.0]}, "fsdp": {1: [100.0], 2: [190.0]}},
+         ["98% efficiency; fsdp may be as fast."]),
+        ({"ddp": {1: [100.0], 2: [195.0]}, "fsdp": {1: [100.0], 2: [150.0]}}, ["98% efficiency."]),
+    ],
+)  # fmt: skip
+def test_what_lines_say_of_rates(rates: dict[str, dict[int, list[float]]], texts) -> None:
+    page = "\n".join(verdict(results_of(rates), "GPUs"))
+    assert not [text for text in texts if text not in page], page
 
 
 def test_the_steps_of_any_program_say_why_and_which_rank_is_late() -> None:
@@ -256,38 +291,18 @@ def test_the_steps_of_any_program_say_why_and_which_rank_is_late() -> None:
     assert ", because rank 5 on nid7 computes 60% longer than the others" in line
 
 
-def test_the_base_is_named_where_it_is_not_one_gpu() -> None:
-    assert "1.83 times 2 GPUs, parallel" in said({2: [100.0, 101, 99], 4: [183.0, 182, 184]})[0]
-    single = results_of({"ddp": {2: [150.0, 151], 4: [290.0, 291]}, "single": {1: [80.0, 81]}})
-    assert [s.base_series for s in single.sizes] == ["single"] * 3
-    assert ": 3.61 times single on 1 GPU, parallel efficiency 90%" in verdict(single, "GPUs")[0]
-    equal = results_of({"ddp": {1: [99.0, 102], 2: [190.0, 191]}, "single": {1: [100.0, 103]}})
-    assert [s.base_series for s in equal.sizes] == ["ddp", "ddp", "single"]  # may be chance
-
-
-def of_strategies(rates: dict[str, dict[int, list[float]]], **cells: Any) -> list[str]:
-    rows = [
-        row | {"devices": row["world_size"], "strategy": row["series"]} | cells
-        for row in runs_of(rates)
-    ]
-    return verdict(results_from(frame(rows, RESULTS)), "GPUs")
-
-
 def test_single_is_the_base_where_another_serial_run_may_be_faster_by_chance() -> None:
     """It was "Request 1 GPU with fsdp: 1 GPU with single may have less than 80%"."""
-    once = {"single": {1: [97.0]}, "ddp": {1: [88.0], 2: [134.0]}, "fsdp": {1: [100.0], 2: [110.0]}}
-    lines = of_strategies(once)
-    assert lines[0].startswith("Request 1 GPU with single: 2 GPUs with ddp may have less than 80%")
-    assert lines[2].startswith("Efficiency seems to fall below 80% at 2 GPUs (ddp: 69%; also fsdp)")
-    faster = of_strategies(once | {"fsdp": {1: [110.0], 2: [120.0]}})
+
+    def lines(fsdp: dict[int, list[float]]) -> list[str]:
+        once = {"single": {1: [97.0]}, "ddp": {1: [88.0], 2: [134.0]}, "fsdp": fsdp}
+        rows = [r | {"devices": r["world_size"], "strategy": r["series"]} for r in runs_of(once)]
+        return verdict(results_from(frame(rows, RESULTS)), "GPUs")
+
+    near, faster = lines({1: [100.0], 2: [110.0]}), lines({1: [110.0], 2: [120.0]})
+    assert near[0].startswith("Request 1 GPU with single: 2 GPUs with ddp may have less than 80%")
+    assert near[2].startswith("Efficiency seems to fall below 80% at 2 GPUs (ddp: 69%; also fsdp)")
     assert faster[0].startswith("Request 1 GPU with fsdp: 2 GPUs with ddp may have less than 80%")
-
-
-def test_an_efficiency_near_the_threshold_has_a_decimal() -> None:
-    results = results_of({"ddp": {1: [99.7, 100, 100.3], 4: [317.4, 318.4, 319.4]}})
-    page = "\n".join(verdict(results, "GPUs"))
-    assert "79.6% [78.9, 80.3]" in proposal_table(results, "GPUs").rows[1]
-    assert "at 4 GPUs: 79.6% [79, 80.3 at 95%]" in page and "at 79.6% efficiency" in page
 
 
 def test_runs_that_go_on_have_not_failed() -> None:
@@ -297,45 +312,6 @@ def test_runs_that_go_on_have_not_failed() -> None:
     page = "\n".join(verdict(results_from(frame(rows, RESULTS)), "GPUs"))
     assert "; on 4 GPUs 2 of 2 runs are not finished" in page and "failed" not in page
     assert "3 of 6 runs ok; ddp on 4 GPUs: 2 of 2 not finished; ddp on 2 GPUs: 1 of 2" in page
-
-
-@pytest.mark.parametrize(
-    ("rates", "text"),
-    [
-        ({"ddp": {4: [300.0]}, "fsdp": {4: [200.0]}}, "ddp and fsdp were measured at one size"),
-        ({f"s{i}": {1: [99.0 - 9 * i], 2: [101.0]} for i in range(4)}, "s0: 51%; also s1"),
-        ({"ddp": {1: [1e9] * 2, 2: [1.9e9] * 2}}, "efficiency 95% [95, 95 at 95%].\n"),
-    ],
-)
-def test_what_else_a_line_says(rates: dict[str, dict[int, list[float]]], text: str) -> None:
-    assert text in "\n".join(verdict(results_of(rates), "GPUs"))
-
-
-def test_a_size_beyond_a_dip_is_requested_where_it_is_certain() -> None:
-    even = {1: [100.0, 100.2], 2: [154.0, 154.2], 4: [340.0, 340.5], 8: [688.0, 689.0]}
-    assert any("falls below 80% at 2 GPUs: 77%" in x for x in said(even))
-    assert said(even)[0].startswith("Request 8 GPUs with ddp: 6.88 times 1 GPU")
-    noisy = {n: [0.8 * x[0], x[0], 1.2 * x[0]] for n, x in even.items()}
-    assert said(noisy)[0].startswith("Request 1 GPU with ddp: 2 GPUs may have less than 80%")
-
-
-@pytest.mark.parametrize(
-    ("rates", "request_"),
-    [
-        ({"ddp": {1: 1000, 4: 3400, 16: 5700}, "fsdp": {1: 700, 4: 2700, 8: 5200}}, None),
-        ({"ddp": {1: 100, 2: 150}, "fsdp": {1: 70, 2: 140}}, "Request 1 GPU with ddp"),
-        ({"ddp": {1: 100, 2: 150}, "fsdp": {2: 60, 4: 118}}, "Request 1 GPU with ddp"),
-    ],
-)
-@pytest.mark.parametrize("repeats", [1, 3])
-def test_nothing_slower_than_another_series_on_as_many_gpus_is_requested(
-    rates: dict[str, dict[int, float]], request_: str | None, repeats: int
-) -> None:
-    """The efficiency of a series with a slow baseline is high."""
-    noise = [1, 1.001, 0.999][:repeats]
-    rows = {s: {n: [x * f for f in noise] for n, x in own.items()} for s, own in rates.items()}
-    line = verdict(results_of(rows), "GPUs")[0]
-    assert line.partition(":")[0] == (request_ or "Request 4 GPUs with ddp")
 
 
 def test_a_series_that_is_not_compared_keeps_no_other_from_being_requested() -> None:
@@ -353,45 +329,26 @@ def test_a_series_that_is_not_compared_keeps_no_other_from_being_requested() -> 
     assert any(line.startswith("Fastest: b on 1 GPU,") for line in lines)
 
 
-def test_what_may_be_as_fast_is_named() -> None:
-    rates = {
-        "ddp": {1: [1000.0, 990], 4: [3400.0, 3440], 8: [3420.0, 3470]},
-        "fsdp": {1: [700.0, 701], 8: [3410.0, 3390], 16: [3430.0, 3450]},
-    }
-    assert "ddp on 8 GPUs, 3,445 images/s" in verdict(results_of(rates), "GPUs")[1]
-    assert verdict(results_of(rates), "GPUs")[1].endswith("; fsdp and 4 GPUs may be as fast.")
-    # Without repeats nothing tells them apart that are within 5 % of each other.
-    for rate, named in ((190.0, True), (150.0, False)):
-        once = results_of({"ddp": {1: [100.0], 2: [195.0]}, "fsdp": {1: [100.0], 2: [rate]}})
-        assert verdict(once, "GPUs")[1].endswith("; fsdp may be as fast.") is named
-
-
-def on_nodes(sizes: dict[tuple[int, int], list[float]]) -> Results:
+def on_nodes(sizes: dict[tuple[int, int], float]) -> Results:
     """A series by ranks and nodes."""
     rows = []
-    for (ranks, nodes), rates in sizes.items():
+    for (ranks, nodes), rate in sizes.items():
         place = {"nodes": nodes, "ranks_per_node": ranks // nodes}
-        own = runs_of({"ddp": {ranks: rates}})
+        own = runs_of({"ddp": {ranks: [rate, 1.002 * rate, 0.998 * rate]}})
         rows += [row | place | {"run_id": f"{row['run_id']}-{nodes}"} for row in own]
     return results_from(frame(rows, RESULTS))
 
 
-# By ranks and nodes.
-SEVERAL = {
-    (4, 1): [400.0, 401, 399],
-    (4, 2): [350.0, 351, 349],
-    (4, 4): [280.0, 281, 279],
-    (8, 1): [790.0, 791, 789],
-    (8, 2): [700.0, 701, 699],
-    (16, 1): [1584.0, 1585, 1583],
-}
-
-
 def test_the_request_follows_the_sizes_on_the_fewest_nodes() -> None:
     """It was "Request 4 GPUs on 2 nodes: speed-up 0.88", as 4 on 4 nodes are below 80 %."""
-    both = verdict(on_nodes(SEVERAL), "GPUs")
+    several = on_nodes(
+        {(4, 1): 400, (4, 2): 350, (4, 4): 280, (8, 1): 790, (8, 2): 700, (16, 1): 1584}
+    )
+    both = verdict(several, "GPUs")
     assert both[0].startswith("Request 16 GPUs with ddp: 3.96 times 4 GPUs")
     assert not [line for line in both if "below" in line]
+    drawn = [[(s.nodes, s.world_size) for s in line] for line in lines_of(several.sizes)]
+    assert sorted(drawn) == [[(1, 4), (1, 8), (1, 16)], [(2, 4), (2, 8)], [(4, 4)]]
 
 
 Truth = dict[str, dict[int, float]]
@@ -454,70 +411,37 @@ def test_of_the_sentences_of_100_studies_2_in_100_are_false_at_most() -> None:
     assert len(false) <= 0.02 * len(judged), false
 
 
-def test_a_study_that_measured_nothing_says_why() -> None:
-    rows = runs_of({"ddp": {1: [1.0, 1.0], 2: [1.0]}})
-    for row in rows:
-        row |= {"status": "failed", "images_per_s": None, "time_per_epoch_s": None}
-        row["reason"] = "rank 0: ModuleNotFoundError: No module named 'foo'"
-    lines = verdict(results_from(frame(rows, RESULTS)), "GPUs")
-    assert lines[0].endswith("no successful run has a rate (No module named 'foo').")
-    assert lines[1].startswith("0 of 3 runs ok; ")
-
-
-def summary(results: Results) -> str:
-    page = io.StringIO()
-    print_summary(results, Console(file=page, width=200, highlight=False))
-    return page.getvalue()
-
-
-def with_failures() -> Results:
-    """The wall times of a program of which two of three sizes failed."""
+def test_a_study_of_failed_runs_says_why_and_names_its_time_as_one_without() -> None:
     rows = runs_of({"train": {1: [1671.0], 2: [1.0], 4: [1.0]}})
     for row in rows:
         row |= {"images_per_s": None, "time_per_epoch_s": None, "train_samples": None}
-        ok = row["world_size"] == 1
-        rate = {"throughput": 1671.0, "throughput_unit": "runs/h"} if ok else {}
-        row |= {"status": "ok" if ok else "failed"} | rate
-    return results_from(frame(rows, RESULTS))
-
-
-def test_a_study_with_failed_runs_names_its_time_as_one_without() -> None:
-    results = with_failures()
-    assert list(results.scaling["time_of"].unique()) == ["run"]
-    assert list(results.scaling["throughput_unit"].unique()) == ["runs/h"]
-    assert "time per run, start-up included (s)" in proposal_table(results, "GPUs").heads
-    assert " or epoch" not in summary(results)
+        row |= {"status": "failed", "reason": "rank 0: ModuleNotFoundError: No module named 'foo'"}
+    nothing = results_from(frame(rows, RESULTS))
+    lines = verdict(nothing, "GPUs")
+    assert lines[0].endswith("no successful run has a rate (No module named 'foo').")
+    assert lines[1].startswith("0 of 3 runs ok; ")
+    rows[0] |= {"status": "ok", "throughput": 1671.0, "throughput_unit": "runs/h"}
+    results = results_from(frame(rows, RESULTS))
+    assert {*results.scaling["time_of"]} == {"run"}
+    assert {*results.scaling["throughput_unit"]} == {"runs/h"}
+    table = proposal_table(results, "GPUs")
+    assert "time per run, start-up included (s)" in table.heads
+    page = io.StringIO()
+    print_summary(results, Console(file=page, width=200, highlight=False))
+    assert " or epoch" not in page.getvalue()
     last = verdict(results, "GPUs")[-1]
     assert last.startswith("1 of 3 runs ok; train on 2 GPUs: 1 of 1 failed")
+    # Nothing is said of repeats where nothing was measured.
+    for notes, once in ((table.notes, True), (proposal_table(nothing, "GPUs").notes, False)):
+        assert any("two successful repeats, so" in note for note in notes) is once
 
 
-def test_nothing_is_said_of_repeats_where_nothing_was_measured() -> None:
-    rows = runs_of({"ddp": {1: [100.0], 2: [190.0]}})
-    measured = results_from(frame(rows, RESULTS))
-    failed = results_from(frame([row | {"status": "failed"} for row in rows], RESULTS))
-    for results, said_so in ((measured, True), (failed, False)):
-        notes = proposal_table(results, "GPUs").notes
-        assert ("one run a size" in verdict(results, "GPUs")[0]) is said_so
-        assert any("two successful repeats, so" in note for note in notes) is said_so
-
-
-@pytest.fixture
-def with_dp() -> Results:
-    """The one process of dp computes on 4 GPUs."""
+def test_dp_counts_as_the_gpus_that_it_computes_on() -> None:
     series = {"ddp": {1: [100.0, 101, 99], 2: [190.0, 191, 189]}, "dp": {1: [380.0, 381, 379]}}
     runs = frame(runs_of(series), RESULTS)
     runs["devices"] = runs["world_size"].where(runs["series"] != "dp", 4)
     runs["strategy"] = runs["series"]
-    return results_from(runs)
-
-
-def test_each_line_beyond_the_fewest_nodes_has_one_number_of_nodes() -> None:
-    many = on_nodes({(4, 1): [4.0], (4, 2): [3.0], (8, 2): [8.0], (8, 4): [7.0], (4, 4): [2.0]})
-    drawn = [[(s.nodes, s.ranks_per_node) for s in line] for line in lines_of(many.sizes)]
-    assert drawn == [[(1, 4), (2, 4)], [(2, 2)], [(4, 1), (4, 2)]]
-
-
-def test_dp_counts_as_the_gpus_that_it_computes_on(with_dp: Results) -> None:
+    with_dp = results_from(runs)
     assert verdict(with_dp, "GPUs")[1].startswith("Fastest: dp on 4 GPUs, ")
     table = proposal_table(with_dp, "GPUs")
     gpus = table.heads.index("GPUs")
@@ -525,39 +449,28 @@ def test_dp_counts_as_the_gpus_that_it_computes_on(with_dp: Results) -> None:
     (dp,) = [size for size in with_dp.sizes if size.series == "dp"]
     low, high = ends_of(dp, "throughput_per_rank") or (0, 0)
     assert low < 95 < high and dp.throughput_per_rank == 95
-    figure = size_figure(with_dp, "throughput")
-    assert figure is not None
-    for axes, rate in zip(figure.axes, (380, 95), strict=True):
-        assert [4, rate] in [[*map(float, line.get_xydata()[0])] for line in axes.lines]
-    plt.close(figure)
 
 
 Values = dict[str, dict[int, Sequence[float]]]  # by series and ranks: of each repeat
 
 
-def learnt(name: str, values: Values, more: Values | None = None, **fixed: Any) -> Results:
-    """A learnt whose runs have these values in a column; more: accuracies."""
+def learnt(name: str, values: Values, accuracies: Values | None = None) -> Results:
+    """A study whose runs have these values in a column."""
     rates = {k: {n: [100.0 * n] * len(x) for n, x in of.items()} for k, of in values.items()}
     rows = runs_of(rates)
     for row in rows:
-        place = row["series"], row["world_size"], row["repeat"]
-        row |= {"epochs_done": 3, "devices": row["world_size"]} | fixed
-        row[name] = values[place[0]][place[1]][place[2]]
-        if more:
-            row["val_accuracy"] = more[place[0]][place[1]][place[2]]
+        row |= {"epochs_done": 3, "devices": row["world_size"]}
+        for column, of in ((name, values), ("val_accuracy", accuracies or {})):
+            if of:
+                row[column] = of[row["series"]][row["world_size"]][row["repeat"]]
     return results_from(frame(rows, RESULTS))
-
-
-def learning_line(*args: Any) -> str:
-    return next((x for x in verdict(learnt(*args), "GPUs") if "ccuracy" in x or "oss" in x), "")
 
 
 def test_loss_and_accuracy_differ_where_the_ranges_of_the_repeats_do() -> None:
     loss = {"ddp": {1: [1.50, 1.51, 1.49], 2: [9.0, 9.0, 9.0], 4: [1.80, 1.81, 1.79]}}
     right = {"ddp": {1: [0.50, 0.52, 0.48], 2: [0.1, 0.1, 0.1], 4: [0.49, 0.51, 0.50]}}
-    assert learning_line("val_loss", loss, right) == (
-        "Loss rises from 1.5 to 1.8 on 4 GPUs (ddp); accuracy does not change."
-    )
+    line = "Loss rises from 1.5 to 1.8 on 4 GPUs (ddp); accuracy does not change."
+    assert line in verdict(learnt("val_loss", loss, right), "GPUs")
     once = verdict(learnt("val_accuracy", {"ddp": {1: [0.9], 2: [0.8]}}), "GPUs")
     assert "; accuracy falls from 90.0% to 80.0% on 2 GPUs: tune first" in once[0]
 
@@ -671,7 +584,7 @@ INFERRED = "count samples inferred from the batches of the loaders"
 
 
 def sourced_study(*sources: tuple[str, str | None]):
-    """A sourced_study of one series; each size has another source of its rate, and of its work."""
+    """A study of one series; each size has another source of its rate, and of its work."""
     rows = runs_of({"train": {n: [100.0 * n] for n in range(1, len(sources) + 1)}})
     for row, (source, work) in zip(rows, sources, strict=True):
         row |= {"throughput": row["images_per_s"], "throughput_unit": "samples/s", "model": None}
@@ -684,9 +597,7 @@ def sourced_study(*sources: tuple[str, str | None]):
     [
         ([("auto", "inferred")],
          "measured by the start-up hook, samples inferred from the batches"),
-        ([("auto", "stated")], "measured by the start-up hook"),
         ([("lightning", "counted")], "measured by the adapter for Lightning"),
-        ([("metric lines", None)], "read from [METRIC] lines"),
         ([("pattern mine", None)], "read by pattern mine"),
         ([(WALL_TIME, None)], WALL_TIME),
         ([(OF_EPOCHS, None)], "measured over epochs of the training"),
