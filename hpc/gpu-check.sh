@@ -10,22 +10,20 @@
 # Checks what only GPUs can show, and packs the logs into one file to send back.
 #   sbatch hpc/gpu-check.sh                    one node; with --nodes=2 also between the nodes
 #   bash hpc/gpu-check.sh                      this machine, all of its GPUs
-#   bash hpc/gpu-check.sh --device cpu         a rehearsal on the CPU: no number is of a GPU
+#   bash hpc/gpu-check.sh --device cpu         a rehearsal: no number is of a GPU
 # Options: --device cuda|cpu, --folder DIR (default: a new one in logs/), --parts "NAME ..." (of
-# comm verify epoch stop; the preflight always comes first).
-# Submit it from jobkit's folder: sbatch runs a copy of this file.
-#
-# It prints each number with its bound, and MISSED where the bound is not met. Exit codes: 0 every
-# part passed; 2 wrong usage, or torch cannot use the GPUs, with the fix; 4 a part failed.
+# comm verify epoch stop recipe; the preflight always comes first).
+# Submit it from jobkit's folder: sbatch runs a copy of this file. It prints each number with its
+# bound, and MISSED where it is not met. Exit codes: 0 every part passed; 2 wrong usage, or torch
+# cannot use the GPUs, with the fix; 4 a part failed.
 set -u
 umask go-w
 
 fail() { echo "gpu-check: error: $1" >&2; exit 2; }
 
 root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
-[[ -f $root/run.sh ]] || root=${JOBKIT_ROOT:-${SLURM_SUBMIT_DIR:-$PWD}}
-[[ -f $root/run.sh ]] || fail "no run.sh found: submit from jobkit's folder"
-device=cuda folder='' parts="comm verify epoch stop"
+[[ -f $root/run.sh ]] || { root=${JOBKIT_ROOT:-${SLURM_SUBMIT_DIR:-$PWD}}; [[ -f $root/run.sh ]]; } || fail "no run.sh found: submit from jobkit's folder"
+device=cuda folder='' parts="comm verify epoch stop recipe"
 while (($#)); do
   case $1 in
     --device | --folder | --parts) (($# > 1)) || fail "$1 needs a value"; printf -v "${1#--}" %s "$2"; shift 2 ;;
@@ -50,8 +48,8 @@ if [[ $device == cuda ]]; then
 fi
 
 failed=() first_s=0
-# part NAME LIMIT_S COMMAND...: runs it, its output in NAME.log. The limit is that of a machine that
-# starts torch in 5 s, and grows where the first start took longer, as on a busy file system.
+# part NAME LIMIT_S COMMAND...: runs it, its output in NAME.log; say NAME REGEX prints of that. The
+# limit is that of a machine that starts torch in 5 s, and grows where the first start took longer.
 part() {
   local name=$1 limit=$(($2 * (first_s > 5 ? first_s : 5) / 5)) start=$SECONDS code
   shift 2
@@ -66,32 +64,29 @@ part() {
   fi
   return "$code"
 }
-# Prints what a part measured, from its log.
 say() { grep -E "$2" -- "$folder/$1.log" | sed 's/^/         /'; }
-# As one machine: without the variables of the allocation.
-one_node=(env)
+one_node=(env)  # without the variables of the allocation
 for own in $(compgen -e SLURM_); do one_node+=(-u "$own"); done
 torchrun=("${one_node[@]}" "$python" -m torch.distributed.run --standalone "--nproc-per-node=$ranks" -m)
-# Between all nodes of an allocation, else on this machine.
-if [[ -n ${SLURM_JOB_ID-} ]]; then
-  preflight=(bash "$root/run.sh" --preflight --dry-run)
-  comm=(bash "$root/run.sh" --comm)
-else
-  preflight=("${torchrun[@]}" jobkit.checks.preflight.cli)
-  comm=(bash "$root/run.sh" --comm --nproc-per-node "$ranks")
+preflight=("${torchrun[@]}" jobkit.checks.preflight.cli)
+comm=(bash "$root/run.sh" --comm --nproc-per-node "$ranks")
+if [[ -n ${SLURM_JOB_ID-} ]]; then  # between all nodes
+  preflight=(bash "$root/run.sh" --preflight --dry-run) comm=(bash "$root/run.sh" --comm)
 fi
 if [[ $device == cuda ]]; then
   comm+=(--backend nccl --max-bytes 256M)
   verify=(--model jobkit.checks.verify.cases:layers --device cuda --world-sizes "$ranks")
   training=(--model resnet18 --train-samples 20000 --epochs 2 --precision bf16)
+  recipe=(--recipe fast)
 else
   comm+=(--backend gloo --max-bytes 16K --ops all_reduce --iterations 5)
   verify=(--strategies ddp --world-sizes 2)
   training=(--model mlp --train-samples 4096 --test-samples 16 --global-batch-size 32 --epochs 2)
+  recipe=(--recipe fast-cpu --max-steps 3 --train-samples 64 --test-samples 16 --global-batch-size 32)
 fi
+run=(bash "$root/run.sh" --nproc-per-node "$ranks" "${words[@]}" --dataset synthetic --why 0)
 # A run that is stopped after iteration 6 and saves a checkpoint, then the same command again.
-stop=(bash "$root/run.sh" --nproc-per-node "$ranks" "${words[@]}" "${training[@]}" --dataset synthetic
-  --why 0 --run-dir "$folder/stop")
+stop=("${run[@]}" "${training[@]}" --run-dir "$folder/stop")
 # shellcheck disable=SC2016  # the words are of the shell that it starts
 stopped() { part stop 180 "${one_node[@]}" bash -c 'JOBKIT_FAULT=usr2@6 "$@"; code=$?
   ((code == 75)) || { echo "after USR2: exit code $code, and not 75"; exit 4; }; "$@"' stop "${stop[@]}"; }
@@ -113,6 +108,11 @@ for each in $parts; do
     verify) part verify 180 "${one_node[@]}" "$python" -m jobkit verify "${verify[@]}"; say verify 'tolerance|OVER|all are' ;;
     epoch) part epoch 150 "${torchrun[@]}" jobkit.checks.gpu "${words[@]}"; say epoch '^(ok|MISSED)' ;;
     stop) stopped; say stop '^after USR2' ;;
+    recipe)
+      part recipe 300 "${one_node[@]}" "${run[@]}" "${recipe[@]}" --run-dir "$folder/recipe"
+      say recipe '^done'
+      joules=$(cat "$folder"/recipe/metrics/*.jsonl | grep -oE '"energy_gpu_j":[0-9.]+' | tail -n 1)
+      echo "         ${joules:-MISSED energy: no GPU has a counter}" ;;
     *) echo "no part '$each'"; failed+=("$each") ;;
   esac
 done

@@ -81,7 +81,7 @@ def test_the_script_rehearsed_on_the_cpu(tmp_path) -> None:
         env=environment(), capture_output=True, text=True, timeout=1200,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    for part in ("preflight", "comm", "verify", "epoch", "stop"):
+    for part in ("preflight", "comm", "verify", "epoch", "stop", "recipe"):
         assert f"ok     {part}: " in done.stdout, done.stdout
     assert "steps that wait for the GPU: 0 (at most 0)" in done.stdout
     assert '"status": "preempted"' in (tmp_path / "check/stop/attempts/0/outcome.json").read_text()
