@@ -19,7 +19,7 @@ def test_a_sound_allocation_has_no_fault_and_a_line_for_each_check() -> None:
         "ok environment: driver 550.54; torch 2.12 for CUDA 12.6; built for sm_80 sm_90"
     )
     assert len(lines) == len(findings) and all(line.startswith("ok ") for line in lines), lines
-    assert "ok ranks: world size 4, each rank once; n1 0-1, n2 2-3" in lines
+    assert "ok ranks: world size 4, each rank once; ranks 0-1 on n1, ranks 2-3 on n2" in lines
     assert any("busbw 20 GB/s between 2 nodes (all_reduce of 256 MiB)" in x for x in lines)
 
 

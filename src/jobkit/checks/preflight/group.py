@@ -39,9 +39,8 @@ def together(place: RankEnv, wanted: str, timeout_s: float) -> Results:
     try:
         return _measure(join(wanted, place, timeout_s), log, timedelta(seconds=timeout_s))
     except (RuntimeError, UsageError, ValueError) as error:
-        return {
-            "group_fault": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300]}"
-        }
+        text = f"{type(error).__name__}: {error}"
+        return {"group_fault": text.splitlines()[0][:300]}
     finally:
         if is_ours:
             shutil.rmtree(log.path.parent, ignore_errors=True)

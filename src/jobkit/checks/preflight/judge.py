@@ -49,35 +49,23 @@ HUNG_NODE = (
     "or leave it out with --exclude"
 )
 _START_WITH_SRUN = (
-    "start ranks with srun as run.sh does, and export no RANK, WORLD_SIZE or SLURM_* variable in "
-    "the batch script: there they have one value for all ranks; sizes come from --nodes and "
-    "--ntasks-per-node"
+    "start ranks with srun as run.sh does, give --nodes and --ntasks-per-node, and export no RANK, "
+    "WORLD_SIZE or SLURM_* variable in the batch script"
 )
 _BLOCK = "srun --distribution=block, with the same number of ranks on each node"
-_GPU_PER_RANK = (
-    "ask for one GPU per rank (--gpus-per-node as --ntasks-per-node), or say --device cpu"
-)
+_GPU_PER_RANK = "ask for one GPU per rank (--gpus-per-node as --ntasks-per-node), or --device cpu"
 _TORCH_FOR_GPU = (
     "install a torch for this driver and GPU (make LOCK= venv, with PIP_INDEX_URL of PyTorch's "
     "cu126 or cu128 wheels), or use the site's container"
 )
-_BIND_CORES = (
-    "srun --cpu-bind=cores and --cpus-per-task (sbatch and srun both), and no taskset or "
-    "KMP_AFFINITY around Python"
-)
+_BIND_CORES = "srun --cpu-bind=cores and --cpus-per-task (sbatch and srun both), and no taskset"
 _NAME = (
     "take the name from the 127.x line of /etc/hosts there, or set MASTER_ADDR (a site profile's "
-    "interface suffix does that) and GLOO_SOCKET_IFNAME to the interface that the nodes share"
+    "interface suffix does that) and GLOO_SOCKET_IFNAME"
 )
-_SAME_CODE = (
-    "use one environment and one checkout on all nodes: a shared file system or one container "
-    "image; check PYTHONPATH"
-)
+_SAME_CODE = "use one environment and one checkout on all nodes, or one container; check PYTHONPATH"
 _SHARED_FOLDER = "choose a folder on a file system of all nodes with --run-dir (or JOBKIT_LOGS)"
-_FREE_PORT = (
-    "end the program that holds it (ss -ltnp shows it), or set another MASTER_PORT; unset, the "
-    "port comes from the job's id"
-)
+_FREE_PORT = "end the program that holds it (ss -ltnp shows it), or set another MASTER_PORT"
 _PREPARE = (
     "python -m jobkit prepare --dataset {} on a login node, on a file system of all nodes, and the "
     "same --data-dir (or JOBKIT_DATA_DIR) for the job"
@@ -91,9 +79,8 @@ _WRONG_SUM = (
     "and show the site this line"
 )
 _TCP = (
-    "check NCCL_NET, NCCL_IB_DISABLE, NCCL_IB_HCA and, in a container, that the network's devices "
-    "and NCCL's plug-in are inside; on Slingshot NCCL_NET='AWS Libfabric' (or OFI) makes it fail "
-    "instead of falling back"
+    "check NCCL_NET, NCCL_IB_DISABLE, NCCL_IB_HCA, and that a container has the network's devices "
+    "and NCCL's plug-in; on Slingshot NCCL_NET='AWS Libfabric' (or OFI) makes it fail instead"
 )
 _NO_PEER = (
     "GPUs of a node copy by way of the host's memory: let each rank see all GPUs of its node "
@@ -115,9 +102,9 @@ def ranges(numbers: Iterable[int]) -> str:
     return ",".join("-".join(map(str, part)) for part in parts)
 
 
-def named_ranks(ranks: Iterable[int]) -> str:
-    """Ranks with their word: rank 4, ranks 0-3."""
-    numbers = set(ranks)
+def named_ranks(facts: Iterable[Facts]) -> str:
+    """Their ranks with the word: rank 4, ranks 0-3."""
+    numbers = {f["rank"] for f in facts}
     return f"rank{'s' * (len(numbers) > 1)} {ranges(numbers)}"
 
 
@@ -129,7 +116,7 @@ def counted(count: int, word: str) -> str:
 def where(facts: Sequence[Facts]) -> str:
     """The ranks and nodes of some facts in short: ranks 0-3 on n1, rank 4 on n2."""
     hosts = grouped(facts, lambda f: f["host"])
-    texts = [f"{named_ranks(f['rank'] for f in hosts[name])} on {name}" for name in [*hosts][:8]]
+    texts = [f"{named_ranks(same)} on {name}" for name, same in [*hosts.items()][:8]]
     return ", ".join(texts) + (f" and {len(hosts) - 8} more nodes" if len(hosts) > 8 else "")
 
 
@@ -218,33 +205,27 @@ def presence(
     if stuck:
         text = f"connected but did not report within {waited_s:.0f} s"
         result.fault(where(stuck), text, HUNG_NODE)
-    nodes, per_node = facts[0]["nodes"], max(facts[0]["local_world_size"], 1)
-    homes: dict[str, list[int]] = defaultdict(list)
-    for rank in sorted(set(range(expected)) - reported - {f["rank"] for f in stuck}):
-        index = rank // per_node
-        homes[nodes[index] if index < len(nodes) else "an unknown node"].append(rank)
-    for name, absent in homes.items():
-        result.fault(
-            f"{named_ranks(absent)} on {name}",
-            f"did not connect within {waited_s:.0f} s",
-            f"check {name} and the error lines of these ranks (did they start? can they reach "
-            f"{facts[0]['master_addr']}?), or leave the node out with --exclude={name}",
-        )
+    nodes, per_node = dict(enumerate(facts[0]["nodes"])), facts[0]["local_world_size"]
+    absent = [
+        {"rank": rank, "host": nodes.get(rank // per_node, "an unknown node")}
+        for rank in sorted(set(range(expected)) - reported - {f["rank"] for f in stuck})
+    ]
+    for name, same in grouped(absent, lambda f: f["host"]).items():
+        fix = f"check {name} and the error lines of these ranks (did they start? can they reach "
+        fix += f"{facts[0]['master_addr']}?), or leave the node out with --exclude={name}"
+        result.fault(where(same), f"did not connect within {waited_s:.0f} s", fix)
     return result
 
 
 def ranks(facts: Sequence[Facts]) -> CheckResult:
     """Each rank is there once, those of a node follow each other, and the world size is right."""
     hosts, size = grouped(facts, lambda f: f["host"]), facts[0]["world_size"]
-    spread = [f"{name} {ranges(f['rank'] for f in same)}" for name, same in [*hosts.items()][:8]]
-    text = f"world size {size}, each rank once; {', '.join(spread)}" + ", ..." * (len(hosts) > 8)
-    result = CheckResult("ranks", text)
-    for rank, count in sorted(Counter(f["rank"] for f in facts).items()):
-        if count > 1:
-            twice = grouped([f for f in facts if f["rank"] == rank], lambda f: f["host"])
-            nodes = ", ".join(f"{name} ({len(same)})" for name, same in [*twice.items()][:8])
-            text = f"{count} processes believe that they are rank {rank}"
-            result.fault(nodes, text, _START_WITH_SRUN)
+    result = CheckResult("ranks", f"world size {size}, each rank once; {where(facts)}")
+    for rank, same in grouped(facts, lambda f: f["rank"] + 1).items():
+        if len(same) > 1:
+            nodes = [f"{name} ({n})" for name, n in Counter(f["host"] for f in same).items()]
+            text = f"{len(same)} processes believe that they are rank {rank - 1}"
+            result.fault(", ".join(nodes[:8]), text, _START_WITH_SRUN)
     wrong = [f for f in facts if f["tasks"] not in (None, f["world_size"])]
     for (claimed, tasks), same in grouped(wrong, lambda f: (f["world_size"], f["tasks"])).items():
         text = f"world size is {claimed} and the step has {tasks} tasks"
