@@ -17,7 +17,6 @@ from jobkit.analysis.collect.results import Results, collect
 from jobkit.analysis.figures.by_size import BY_SIZE, size_figure
 from jobkit.analysis.figures.comparison import comparison_figure
 from jobkit.analysis.figures.draw import FIGURES, draw
-from jobkit.analysis.figures.forecast import forecast_figure
 from jobkit.analysis.figures.over_time import learning_figure
 from jobkit.analysis.figures.style import FAILED, FORMATS, IDEAL, INTERVAL, RANGE, looks
 from jobkit.analysis.figures.why import why_figure
@@ -103,7 +102,7 @@ def test_all_in_every_format_not_blank_the_same_bytes_again_and_the_old_ones_rem
     stale.parent.mkdir()
     stale.write_bytes(b"old")
     paths = draw(results)
-    absent = {"forecast", "why", "load", "energy"}
+    absent = {"why", "load", "energy"}
     names = [one.name for one in FIGURES if one.name not in absent]
     assert [p.name for p in paths] == [f"{n}.{k}" for n in names for k in FORMATS]
     assert sorted(stale.parent.iterdir()) == sorted(paths)
@@ -223,13 +222,12 @@ def test_one_size_is_no_curve_and_one_series_no_comparison(study) -> None:
     results = study(gpus=(2,))
     assert [name for name in BY_SIZE if size_figure(results, name)] == []
     assert comparison_figure(results) is None and why_figure(results) is None
-    assert forecast_figure(results, forecasts(results, (8,))) is None
 
 
 def test_a_forecast_begins_where_the_measured_ends_and_widens(study) -> None:
     results = study(repeats=2)
-    (axes,) = made(forecast_figure(results, forecasts(results, (8, 16)))).axes
-    (line,) = labelled(axes, "forecast")
+    (axes,) = made(size_figure(results, "speed_up", forecasts(results, (8, 16)))).axes
+    (line,) = labelled(axes, "forecast: not measured")
     assert (line.get_xdata()[0], line.get_xdata()[-1]) == (4, SAME(16))
     (band,) = (c for c in axes.collections if c.get_label() == "95 % prediction interval")
     y: dict[float, list[float]] = {}

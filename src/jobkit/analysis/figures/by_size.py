@@ -4,6 +4,7 @@ A panel has one unit and one kind of scaling. Medians are lines; a bar is the in
 or, of a value without one, the range of the repeats.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,13 +12,14 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.figures import style
+from jobkit.analysis.findings.forecast import Forecast
 from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.text import counted
 
@@ -67,13 +69,11 @@ def kinds_of(sizes: Iterable[Size]) -> list[Kind]:
     return sorted({kind_of(s) for s in sizes}, key=lambda k: (k[0] or "z", k[1]))
 
 
-def suffix(kind: Kind, kinds: Sequence[Kind]) -> str:
-    """What the label of an axis adds where there are several kinds of scaling."""
-    return f", {kind[0] or 'unstated'} scaling" if len({k[0] for k in kinds}) > 1 else ""
+def size_figure(results: Results, name: str, forecasts: Sequence[Forecast] = ()) -> Figure | None:
+    """A figure of BY_SIZE; None where fewer than two world sizes have a value.
 
-
-def size_figure(results: Results, name: str) -> Figure | None:
-    """A figure of BY_SIZE; None where fewer than two world sizes have a value."""
+    forecasts: drawn in the speed-up, beyond what was measured.
+    """
     sizes = [s for s in results.sizes if s.world_size]
     known: dict[tuple[Kind, Panel], dict[Size, Values]] = {}
     for kind in kinds_of(sizes):
@@ -95,23 +95,42 @@ def size_figure(results: Results, name: str) -> Figure | None:
     panels = zip(axes, labels, known.items(), strict=True)
     for panel_axes, label, ((kind, panel), values) in panels:
         of_kind = [s for s in sizes if kind_of(s) == kind]
+        beyond = [f for f in forecasts if f.sizes and kind_of(f.base) == kind]
+        beyond = beyond if name == "speed_up" else []
+        places = [*(s.devices or 0 for s in of_kind), *(n for f in beyond for n in f.sizes)]
         for line in lines_of(values):
-            draw_line(panel_axes, {s: values[s] for s in line}, look[line[0].series], panel.name)
+            _draw_line(panel_axes, {s: values[s] for s in line}, look[line[0].series], panel.name)
             if panel.ideal and len(line) > 1:
-                first, last = line[0], max(s.devices or 0 for s in of_kind)
-                smallest = first.devices or 1
+                first, smallest = line[0], line[0].devices or 1
                 # What is relative to a base has a known ideal, also where the base is another
                 # series. The line ends at the largest size that was planned.
                 relative = {"speed_up": smallest / (first.base_world_size or 1), "efficiency": 1.0}
                 start = relative.get(panel.name, median(values[first]))
-                ratio = np.geomspace(1, last / smallest, 65)
+                ratio = np.geomspace(1, max(places) / smallest, 65)
                 style.ideal_line(panel_axes, smallest * ratio, start * panel.ideal(ratio))
         mark_not_ok(panel_axes, of_kind)
         _scale(panel_axes, panel)
-        style.size_axis(panel_axes, [s.devices or 0 for s in of_kind], style.unit(results))
-        panel_axes.set_ylabel(label + suffix(kind, kinds))
+        style.size_axis(panel_axes, places, style.unit(results))
+        if beyond:
+            _draw_forecasts(panel_axes, beyond, look)
+        several = len({scaling for scaling, _ in kinds}) > 1
+        panel_axes.set_ylabel(label + f", {kind[0] or 'unstated'} scaling" * several)
     style.legend(figure, axes)
     return figure
+
+
+def _draw_forecasts(
+    axes: Axes, forecasts: Sequence[Forecast], look: Mapping[str, style.Look]
+) -> None:
+    """Draw each forecast with its interval, from the largest measured size on."""
+    for forecast in forecasts:
+        x = np.geomspace(forecast.measured[-1], forecast.sizes[-1], 33)
+        y, low, high = np.asarray([forecast.speed_up(n) for n in x]).T
+        own: Any = {"color": look[forecast.series]["color"]}
+        axes.plot(x, y, ls=(0, (4, 2)), lw=1.4, zorder=2.5, label=style.FORECAST, **own)
+        axes.fill_between(x, low, high, alpha=0.18, lw=0, zorder=1, label=style.BAND, **own)
+    last = max(f.measured[-1] for f in forecasts)
+    axes.axvspan(last, axes.get_xlim()[1], color="#F4F4F4", zorder=0)
 
 
 def _values(results: Results, size: Size, panel: Panel) -> Values:
@@ -158,7 +177,7 @@ def lines_of(sizes: Iterable[Size]) -> list[list[Size]]:
     return list(lines.values())
 
 
-def draw_line(axes: Axes, points: Mapping[Size, Values], look: style.Look, name: str) -> None:
+def _draw_line(axes: Axes, points: Mapping[Size, Values], look: style.Look, name: str) -> None:
     """Draw medians as a line, with a bar for the interval or the range of each value's repeats."""
     x = [s.devices or 0 for s in points]
     middle = [median(values) for values in points.values()]
@@ -183,23 +202,31 @@ def ends_of(size: Size, name: str) -> tuple[float, float] | None:
 
 
 def _scale(axes: Axes, panel: Panel) -> None:
-    """The vertical axis of a panel."""
-    if panel.scale == "ratio":
-        style.log_ratio_axis(axes)
-    elif panel.scale == "log":
-        style.log_axis(axes)
+    """The vertical axis of a panel, with plain numbers."""
+    axis = axes.yaxis
+    if panel.scale in ("log", "ratio"):  # ratios by factors of two, as the sizes are
+        axes.set_yscale("log", base=2 if panel.scale == "ratio" else 10)
+        axis.set_minor_locator(ticker.NullLocator())
+    low, high = axes.get_ylim()
+    if panel.scale == "log":
+        if high / low < 2:  # noise does not fill the page
+            middle = math.sqrt(low * high)
+            low, high = axes.set_ylim(middle / math.sqrt(2), middle * math.sqrt(2))
+        # The more powers of ten, the fewer ticks of each.
+        steps: tuple[float, ...] = (1, 1.5, 2, 3, 4, 5, 6, 8) if high / low < 30 else (1, 2, 5)
+        steps = steps if high / low < 2000 else (1,)
+        every = ticker.LogLocator(subs=steps, numticks=30)
+        axis.set_major_locator(ticker.AutoLocator() if high / low < 4 else every)
     elif panel.scale == "near":
         # The axis spans a tenth of its values at least, so that a small difference looks small.
-        low, high = axes.get_ylim()
         margin = max(0.0, 0.1 * abs(high) - (high - low)) / 2
         axes.set_ylim(max(0.0, low - margin), high + margin)
-        if panel.name == "val_accuracy":
-            style.share_axis(axes)
-    else:
-        top = axes.get_ylim()[1]
-        axes.set_ylim(0, max(1.1, top) if panel.scale == "share" else 1.1 * top)
-        percent = PercentFormatter(1.0, decimals=0)
-        axes.yaxis.set_major_formatter(percent if panel.scale == "share" else style.PLAIN)
+    elif panel.scale != "ratio":
+        axes.set_ylim(0, max(1.1, high) if panel.scale == "share" else 1.1 * high)
+    percent = ticker.PercentFormatter(1.0, decimals=0)
+    axis.set_major_formatter(percent if panel.scale == "share" else style.PLAIN)
+    if panel.name == "val_accuracy":
+        style.share_axis(axes)
 
 
 def mark_not_ok(axes: Axes, sizes: Sequence[Size]) -> None:

@@ -40,10 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not samples:
         raise UsageError(f"{paths.comm_csv} has no rows")
 
-    from jobkit.analysis.figures.style import FORMATS, rc, save
+    from matplotlib import rc_context
+
+    from jobkit.analysis.figures.style import FORMATS, RC, save
 
     files = [paths.comm_csv.with_suffix(f".{kind}") for kind in FORMATS]
-    with rc():
+    with rc_context(RC):
         figure = comm_figure(samples, read_json(paths.comm_json) or {})
         try:
             save(figure, *files)

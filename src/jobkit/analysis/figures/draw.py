@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from jobkit.analysis.collect.results import Results, check_own
 from jobkit.analysis.figures.by_size import size_figure
 from jobkit.analysis.figures.comparison import comparison_figure
-from jobkit.analysis.figures.forecast import forecast_figure
 from jobkit.analysis.figures.over_time import learning_figure, load_figure
-from jobkit.analysis.figures.style import FORMATS, rc, save
+from jobkit.analysis.figures.style import FORMATS, RC, save
 from jobkit.analysis.figures.why import why_figure
 from jobkit.analysis.findings.forecast import Forecast
 from jobkit.errors import UsageError
@@ -28,19 +28,19 @@ class StudyFigure(NamedTuple):
 
     name: str
     caption: str  # also the text for those who cannot see it
-    make: Callable[[Results], Figure | None] | None = None  # None: the forecast, or of by_size.py
+    make: Callable[[Results], Figure | None] | None = None  # None: of by_size.py
 
 
 # In the order of the report.
 FIGURES = (
     StudyFigure("time_per_epoch", "Time per epoch, per run or per amount of work, at each size."),
     StudyFigure("throughput", "Throughput over all ranks and per rank."),
-    StudyFigure("speed_up", "Speed-up over the base of the table."),
     StudyFigure(
-        "efficiency", "Parallel efficiency: the share of the ideal speed-up that is reached."
+        "speed_up",
+        "Speed-up over the base of the table and, in grey, the forecast, which is not measured.",
     ),
     StudyFigure(
-        "forecast", "Measured speed-up and, beyond it, the prediction, which is not measured."
+        "efficiency", "Parallel efficiency: the share of the ideal speed-up that is reached."
     ),
     StudyFigure(
         "why",
@@ -87,11 +87,8 @@ def draw(results: Results, forecasts: Sequence[Forecast] = ()) -> list[Path]:
         check_own(folder)
         for name, _, make in FIGURES:
             paths = [folder / f"{name}.{kind}" for kind in FORMATS]
-            with rc():
-                if name == "forecast":
-                    figure = forecast_figure(results, forecasts)
-                else:
-                    figure = make(results) if make else size_figure(results, name)
+            with rc_context(RC):
+                figure = make(results) if make else size_figure(results, name, forecasts)
                 if figure is not None:
                     save(figure, *paths)
                     drawn += paths

@@ -10,21 +10,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import pandas as pd
+from matplotlib import ticker
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
-from matplotlib.ticker import (
-    AutoLocator,
-    FixedLocator,
-    FuncFormatter,
-    LogLocator,
-    NullLocator,
-    PercentFormatter,
-)
+from matplotlib.patches import Patch
 from numpy.typing import ArrayLike
 
 from jobkit.analysis.collect.results import Results
@@ -43,16 +36,20 @@ NOT_OK: Any = {"color": "#333333", "marker": "x", "ms": 7, "mew": 2.2, "ls": ""}
 # The entries of a legend that are of no single series, by their labels.
 IDEAL, INTERVAL = "ideal scaling from the smallest size", "95 % interval between runs"
 RANGE, FAILED = "range of the repeats", "run not ok"
+FORECAST, BAND = "forecast: not measured", "95 % prediction interval"
 _BAR: Any = {"color": GREY, "marker": "|", "ms": 11, "ls": ""}
 _MARKS: dict[str, Artist] = {
     IDEAL: Line2D([], [], color=GREY, lw=0.9),
     INTERVAL: Line2D([], [], **_BAR),
     RANGE: Line2D([], [], **_BAR),
     FAILED: Line2D([], [], **NOT_OK),
+    FORECAST: Line2D([], [], color=GREY, lw=1.4, ls=(0, (4, 2))),
+    BAND: Patch(color=GREY, alpha=0.25, lw=0),
 }
 # Numbers that people read: no exponent, and thousands apart.
-PLAIN = FuncFormatter(lambda v, _: f"{v:,.0f}" if abs(v) >= 1000 else f"{v:g}")
-_RC: Any = {
+PLAIN = ticker.FuncFormatter(lambda v, _: f"{v:,.0f}" if abs(v) >= 1000 else f"{v:g}")
+# The settings of matplotlib that hold while a figure is made and saved.
+RC: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
     "axes.spines.top": False,
@@ -87,11 +84,6 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
     }
 
 
-def rc() -> Any:
-    """The settings of matplotlib that hold while a figure is made and saved."""
-    return mpl.rc_context(_RC)
-
-
 def new_figure(panels: int, title: str, subtitle: str, rows: int = 1) -> tuple[Figure, list[Axes]]:
     """A figure with panels side by side in each row, under a title and subtitle.
 
@@ -115,40 +107,16 @@ def size_axis(axes: Axes, sizes: Iterable[int], unit: str) -> None:
     else:
         margin = max(0.5, 0.08 * (ticks[-1] - ticks[0]))
         axes.set_xlim(ticks[0] - margin, ticks[-1] + margin)
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
-    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_locator(ticker.FixedLocator(ticks))
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
     axes.xaxis.set_major_formatter(PLAIN)
     axes.set_xlabel(unit)
-
-
-def log_axis(axes: Axes) -> None:
-    """A log axis on y with plain numbers: the more powers of ten, the fewer of each.
-
-    The range is at least a factor of two, so that noise does not fill the page.
-    """
-    axes.set_yscale("log")
-    low, high = axes.get_ylim()
-    if high / low < 2:
-        middle = math.sqrt(low * high)
-        low, high = axes.set_ylim(middle / math.sqrt(2), middle * math.sqrt(2))
-    steps = (1, 1.5, 2, 3, 4, 5, 6, 8) if high / low < 30 else (1, 2, 5)
-    few = AutoLocator() if high / low < 4 else LogLocator(subs=steps, numticks=30)
-    axes.yaxis.set_major_locator(few if high / low < 2000 else LogLocator())
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(PLAIN)
-
-
-def log_ratio_axis(axes: Axes) -> None:
-    """Ratios on a log axis by factors of two, as the sizes are: the ideal is a straight line."""
-    axes.set_yscale("log", base=2)
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(PLAIN)
 
 
 def share_axis(axes: Axes) -> None:
     """Accuracies in percent, up to 100 %, where a marker is drawn whole."""
     axes.set_ylim(top=min(1.0, axes.get_ylim()[1]))
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+    axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=None))
     for line in axes.lines:
         line.set_clip_on(False)
 
@@ -252,8 +220,3 @@ def shared_settings(results: Results) -> list[str]:
     how = [" and ".join(kinds), f"{repeats} repeats" if pd.notna(repeats) and repeats > 1 else ""]
     texts = (" | ".join(filter(None, line)) for line in (what, how))
     return [text for text in texts if text]
-
-
-def series_label(what: str, series: str) -> str:
-    """What an axis shows and, under it, of which series, for panels that stand side by side."""
-    return f"{what}\n{textwrap.fill(series, 36)}"

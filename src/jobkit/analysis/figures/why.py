@@ -1,6 +1,7 @@
 """The figure of a step's time by cause: over the sizes, and over ranks where one is late."""
 
 import json
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,7 +51,7 @@ def why_figure(results: Results) -> Figure | None:
             for n, one in zip(ranks, own, strict=True)
         ]
         _draw_bars(above, bars, factor, labels)
-        above.set_xlabel(style.series_label(style.unit(results), name))
+        above.set_xlabel(f"{style.unit(results)}\n{textwrap.fill(name, 36)}")
         both = zip(rows, ranks, strict=True)
         late = [(row, n) for row, n in both if row.get("breakdown_by_rank")]
         if late:

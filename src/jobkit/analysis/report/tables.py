@@ -118,10 +118,9 @@ def _cost_columns(sizes: Sequence[Size], unit: str, per: str) -> dict[str, list[
 def _notes(results: Results, unit: str, kind: str, least: float) -> list[str]:
     """The table's notes: the base, the intervals, what the costs leave out, and all caveats."""
     sizes = results.sizes
-    rules = [OWN_BASE] * any(s.is_base for s in sizes)
     other = sorted({s.baseline or "" for s in sizes if s.base_series not in (None, s.series)})
-    bases = [text.removesuffix(f": {SERIAL_BASE}") for text in other]
-    rules += [f"{SERIAL_BASE}, {' or '.join(bases)}"] * bool(bases)
+    bases = " or ".join(text.removesuffix(f": {SERIAL_BASE}") for text in other)
+    rules = [OWN_BASE] * any(s.is_base for s in sizes) + [f"{SERIAL_BASE}, {bases}"] * bool(other)
     lines = [f"{kind}Speed-up and parallel efficiency are relative to {' and '.join(rules)}."]
     if any(s.spread_from for s in sizes):
         lines.append(
@@ -131,15 +130,12 @@ def _notes(results: Results, unit: str, kind: str, least: float) -> list[str]:
     elif any(s.throughput for s in sizes):
         lines.append("No size has two successful repeats, so differences may be noise.")
     if any(s.gpu_hours for s in sizes):
-        shares = [float(row[-1].rstrip("%")) for row in run_costs(results).rows]
-        of = ""
-        if shares:
-            low, high = min(shares), max(shares)
-            span = f"{low:.0f}%" if low == high else f"{low:.0f} to {high:.0f}%"
-            of = f", {span} of it in these runs"
+        shares = sorted(float(row[-1].rstrip("%")) for row in run_costs(results).rows)
+        span = " to ".join(f"{share:.0f}" for share in dict.fromkeys(shares[:1] + shares[-1:]))
         lines.append(
             "Hours and the time to an accuracy are means, of the training alone: evaluation, "
-            f"checkpoints and start-up come on top{of}."
+            "checkpoints and start-up come on top"
+            + (f", {span}% of it in these runs." if shares else ".")
         )
     found = caveats(results, unit, request_of(results, least))
     return lines + [_sentence(c.text) for c in found]
