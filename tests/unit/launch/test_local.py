@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from jobkit.errors import UsageError
+from jobkit.launch import local
 from jobkit.launch.command import local_command
 from jobkit.outcome.state import run_state
 from jobkit.paths import read_json
@@ -83,15 +85,17 @@ def test_a_run_sees_the_devices_that_its_user_sees(tmp_path: Path, devices: dict
 
 
 def test_runs_at_work_at_a_time_see_gpus_of_their_own(tmp_path: Path) -> None:
-    """Each run waits until both have begun."""
+    """Each of the first two waits until both have begun; the third gets what is free again."""
     (tmp_path / "bin").mkdir()
     two = '#!/bin/sh\necho "GPU 0: a (UUID: GPU-a)"; echo "GPU 1: b (UUID: GPU-b)"\n'
     smi = script(tmp_path / "bin" / "nvidia-smi", two)
-    both = f'while [ "$(ls {tmp_path} | grep -c "^gpu")" -lt 2 ]; do sleep 0.05; done'
-    text = f"touch {tmp_path}/gpu$CUDA_VISIBLE_DEVICES; {both}"
+    both = f'for i in $(seq 200); do [ "$(ls {tmp_path} | grep -c "^gpu")" -gt 1 ] && exit; '
+    text = f"touch {tmp_path}/gpu$CUDA_VISIBLE_DEVICES; {both} sleep 0.05; done; exit 1"
     path = f"{smi.parent}{os.pathsep}{os.environ['PATH']}"
-    drive(tmp_path, text, at_once=2, repeats=2, PATH=path)
+    drive(tmp_path, text, at_once=2, repeats=3, PATH=path)
     assert sorted(path.name for path in tmp_path.glob("gpu*")) == ["gpu0", "gpu1"]
+    runs = Plan.read(logs() / "s" / "plan.json")
+    assert {run_state(runs.paths.run(run_id)).status for run_id in runs.runs} == {"ok"}
 
 
 def test_runs_are_started_one_after_the_other_whatever_becomes_of_the_first(tmp_path) -> None:
@@ -104,6 +108,25 @@ def test_runs_are_started_one_after_the_other_whatever_becomes_of_the_first(tmp_
     drive(tmp_path, text, repeats=3)
     assert not (tmp_path / "beside").exists() and not (tmp_path / "precious").exists()
     assert [run_state(paths).status for paths in (first, *others)] == ["failed", "ok", "ok"]
+
+
+ON_CPU = "1 GPU for up to 2 ranks: runs with more ranks than GPUs compute on the CPU"
+
+
+def plan(device: str) -> Plan:
+    return Study(name="s", strategies=("ddp",), gpus=(1, 2), settings={"device": device}).expand()
+
+
+def test_what_too_few_gpus_mean_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local.os, "sched_getaffinity", lambda _: range(8))
+    monkeypatch.setattr(local.importlib.util, "find_spec", lambda _: True)
+    for device, gpus, text in [
+        ("auto", 1, [ON_CPU]), ("auto", 2, []), ("auto", 0, []), ("cpu", 1, [])
+    ]:  # fmt: skip
+        monkeypatch.setattr(local, "count_gpus", lambda gpus=gpus: gpus)
+        assert local.warnings(plan(device)) == text
+    with pytest.raises(UsageError, match="--device cuda: 2 ranks need as many GPUs"):
+        local.check(plan("cuda"))
 
 
 # Each waits until it was looked at often enough.

@@ -15,8 +15,8 @@ from jobkit.launch import cancel, status
 from jobkit.paths import RunPaths, StudyPaths, logs_root, write_json
 from jobkit.spec.runspec import RunSpec
 from support.fake_study import FakeRun, make_plan
-from support.place import script, until
-from support.stub_srun import JOB, RUN, Kit
+from support.place import until
+from support.stub_srun import RUN, Kit
 
 
 @pytest.fixture
@@ -119,17 +119,3 @@ def test_a_run_that_was_killed_does_not_run(tmp_path, waits, monkeypatch, capsys
     assert again.wait(300) == 0
     row = only_state(capsys)
     assert (row["status"], row["attempts"]) == ("ok", 2)
-
-
-def test_a_job_that_slurm_ended_does_not_run(tmp_path, waits, monkeypatch, capsys) -> None:
-    """scancel ends run.sh with its ranks: Slurm knows."""
-    kit = Kit(tmp_path)
-    process = begun(kit, waits, **JOB)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait(300) == -9
-    for name, text in (("squeue", ""), ("sacct", "17|CANCELLED by 7|0:15|00:00:09|n1|")):
-        script(tmp_path / name, f"#!/bin/sh\necho '{text}'\n")
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    row = only_state(capsys)
-    assert (row["run_id"], row["status"], row["job_id"]) == ("job-17", "cancelled", "17")
-    assert row["reason"] == "Slurm job 17: CANCELLED, exit code 0:15, after 00:00:09, on n1"
