@@ -4,6 +4,7 @@ Each command has a time limit and an environment without an outer job's.
 """
 
 import contextlib
+import getpass
 import os
 import re
 import shutil
@@ -122,10 +123,13 @@ def refusal(stderr: str, options: Mapping[str, str | bool]) -> str:
 
 def _valid_names(reason: str) -> str:
     """ "; known partitions: a, b" where the reason is about one; otherwise empty."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # the id has no name
+        return ""
     managed = ["sacctmgr", "-n", "-P", "show"]
-    user = f"user={os.environ.get('USER') or os.geteuid()}"
     for what, words in (
-        ("accounts", [*managed, "assoc", user, "format=account"]),
+        ("accounts", [*managed, "assoc", f"user={user}", "format=account"]),
         ("partitions", ["sinfo", "-h", "-o", "%R"]),
         ("QOS", [*managed, "qos", "format=name"]),
     ):
