@@ -15,7 +15,6 @@ _ATTEMPT = re.compile(r'\[METRIC\].*"attempt":([0-9]{1,9})\b')
 _TRACEBACK = "Traceback (most recent call last):"
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*)(?::\s|:?$)")
 _CHAINED = re.compile(r"^(?:During handling of the above|The above exception was the direct)")
-_RANK_FIRST = re.compile(r"rank [0-9]{1,7}: ")
 _RANK = re.compile(r"rank\s*[:=]?\s*([0-9]{1,7})|^\s*([0-9]{1,7}):\s", re.IGNORECASE)
 
 # How much a sign says about the cause. The strongest sign wins; of equals, the first in time.
@@ -125,64 +124,54 @@ def find_sign(tail: Tail) -> Sign | None:
 
 
 def _signs(lines: list[tuple[int, str]]) -> Iterator[Sign]:
+    texts = [ANSI.sub("", text).rstrip("\r") for _, text in lines]
     skip: set[int] = set()
     for index, (number, text) in enumerate(lines):
         if index in skip or "[METRIC]" in text:
             continue
         if _TRACEBACK in text:
-            sign, taken = _exception(lines, index)
-            skip |= taken
-            yield sign
-        else:
-            for strength, status, reason, pattern in _LINES:
-                if pattern.search(text):
-                    shown = clean(text)
-                    of_slurm = strength == _CAUSE
-                    yield Sign(strength, status, f"{reason}: {shown}", shown, number, of_slurm)
-                    break
+            prefix, body, end = _exception(texts, index, skip)
+            yield _judge(prefix, body, clean(texts[end]), lines[end][0])
+        elif row := next((row for row in _LINES if row[3].search(text)), None):
+            strength, status, reason, _ = row
+            shown = clean(text)
+            yield Sign(strength, status, f"{reason}: {shown}", shown, number, strength == _CAUSE)
 
 
-def _exception(lines: list[tuple[int, str]], begin: int) -> tuple[Sign, set[int]]:
-    """The exception that ends the traceback at a line, and the indices of the traceback's lines.
+def _exception(texts: list[str], begin: int, skip: set[int]) -> tuple[str, str, int]:
+    """The exception that ends the traceback at a line: the prefix of its rank, its text, its index.
 
     The lines of several ranks may be mixed: those of this traceback have the same prefix, such as
-    "[rank1]: ", as its first line, or none. Chained exceptions count as one: the last one.
+    "[rank1]: ", as its first line, or none; they are added to skip. Chained exceptions count as
+    one: the last one.
     """
-    prefix = _plain(lines[begin][1]).split(_TRACEBACK)[0]
-    after = _plain(lines[begin + 1][1]) if begin + 1 < len(lines) else ""
-    shown_prefix = prefix
+    shown_prefix = prefix = texts[begin].split(_TRACEBACK)[0]
+    after = texts[begin + 1] if begin + 1 < len(texts) else ""
     if prefix and not after.startswith(prefix) and after.startswith("  "):
         prefix = ""  # a logger's prefix stands on the first line only
-    end, taken, within, chained = begin, {begin}, True, False
-    for index in range(begin + 1, min(len(lines), begin + 5000)):
-        text = _plain(lines[index][1])
-        if not text.startswith(prefix):
+    end, within, chained = begin, True, False
+    for index in range(begin + 1, min(len(texts), begin + 5000)):
+        if not texts[index].startswith(prefix):
             continue
-        body = text[len(prefix) :]
+        body = texts[index][len(prefix) :]
         if within:
-            taken.add(index)
+            skip.add(index)
             if not body.startswith((" ", "|", "+")) and _EXCEPTION.match(body):
                 end, within, chained = index, False, False
         elif _CHAINED.search(body):
-            taken.add(index)
+            skip.add(index)
             chained = True
         elif _TRACEBACK in body and chained:
-            taken.add(index)
+            skip.add(index)
             within = True
         elif _TRACEBACK in body or not (prefix or chained or not body.strip() or body[0] == " "):
             break
-    text = _plain(lines[end][1])
-    body = text[len(prefix) :] if text.startswith(prefix) else text
-    return _judge(shown_prefix, body, clean(lines[end][1]), lines[end][0]), taken
-
-
-def _plain(text: str) -> str:
-    return ANSI.sub("", text).rstrip("\r")
+    return shown_prefix, texts[end].removeprefix(prefix), end
 
 
 def judge(reason: str) -> Sign:
     """What a payload's own reason, "rank 1: ValueError: ..." for one, says of the cause."""
-    rank = _RANK_FIRST.match(reason)
+    rank = re.match(r"rank [0-9]{1,7}: ", reason)
     prefix = rank[0] if rank else ""
     return _judge(prefix, reason[len(prefix) :], clean(reason), 0)
 
@@ -191,13 +180,15 @@ def _judge(prefix: str, body: str, shown: str, number: int) -> Sign:
     """What an exception's line says of the cause."""
     rank = _RANK.search(prefix)
     whose = f"rank {rank[1] or rank[2]}: " if rank else ""
-    sign = Sign(_CAUSE, "failed", whose + clean(body), shown, number)
+    strength, status = _CAUSE, "failed"
     if _OOM.search(body):
-        return replace(sign, status="oom")
-    if re.fullmatch(r"exit code \d+", body):
-        return replace(sign, strength=_KILLED)  # a line of the program says more
-    if body.startswith("KeyboardInterrupt") or "SignalException" in body:
-        return replace(sign, strength=_LAST_RESORT, status="cancelled")
-    if "ChildFailedError" in body or _TRACEBACK in body:
-        return replace(sign, strength=_LAST_RESORT)
-    return replace(sign, strength=_ECHO) if _ECHOES.search(body) else sign
+        status = "oom"
+    elif re.fullmatch(r"exit code \d+", body):
+        strength = _KILLED  # a line of the program says more
+    elif body.startswith("KeyboardInterrupt") or "SignalException" in body:
+        strength, status = _LAST_RESORT, "cancelled"
+    elif "ChildFailedError" in body or _TRACEBACK in body:
+        strength = _LAST_RESORT
+    elif _ECHOES.search(body):
+        strength = _ECHO
+    return Sign(strength, status, whose + clean(body), shown, number)
