@@ -123,8 +123,12 @@ MANGLED: dict[str, Callable[[str, Line, random.Random], str]] = {
 TRUE = {"below a step a second": 12.0}
 
 
-@pytest.mark.parametrize("how", MANGLED)
-@pytest.mark.parametrize("name", PROGRAMS)
+# Each way on three of the programs, and each program in six of the ways.
+PAIRS = [(name, how) for n, how in enumerate(MANGLED) for m, name in enumerate(PROGRAMS)
+         if (n + m) % 3 == 0 or how in ("decimal commas", "a slower training")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "how"), PAIRS)
 def test_no_number_is_wrong_in_silence(
     name: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,17 +140,13 @@ def test_no_number_is_wrong_in_silence(
         r = random.Random(f"{name} {how} {seed}")
         files.append(tmp_path / f"{seed}-ranks={RANKS}.log")
         files[-1].write_bytes(MANGLED[how](training(line, SECONDS, r), line, r).encode())
-    (tmp_path / "s").mkdir()
     given = GivenLogs(files=tuple(files), size=r"ranks=(\d+)", pattern=pattern)
-    results = collect(tmp_path / "s", write=False, logs=given)
+    results = collect(tmp_path, write=False, logs=given)
     true = AMOUNT[unit] / (SECONDS * TRUE.get(how, 1))
-    if name == "" and how == "thousands commas":
-        true += 1000
+    true += 1000 if name == "" and how == "thousands commas" else 0
     for row in results.runs.to_dict("records"):
-        if row["status"] == "ok" and row["throughput_unit"] == unit:
-            right = abs(row["throughput"] / true - 1) < 0.05
-            assert right or isinstance(row["problems"], str), (row["throughput"], true)
-        else:
-            assert row["reason"], row
+        right = row["status"] == "ok" and abs(row["throughput"] / true - 1) < 0.05
+        assert right or isinstance(row["problems"], str) or row["status"] == "failed", row
+        assert row["reason"], row
         if how in ("clean", "CRLF", "ANSI", "srun -l", "kubernetes"):
-            assert row["status"] == "ok" and row["throughput"] == pytest.approx(true, rel=0.05)
+            assert right and row["throughput_unit"] == unit
