@@ -14,7 +14,7 @@ def step(cluster, kit: Checkout, line: str, *words: str, **env: str):
     """srun on two nodes: every rank runs a line of shell, in which "$@" are the words."""
     argv = ["srun", "-K1", "--nodes=2", "--ntasks-per-node=1", "bash", "-c", line, "x", *words]
     own = {**kit.env, "PYTHONPATH": str(ROOT / "src"), **env}
-    return cluster.run(*argv, "--", "--dataset", "synthetic", env=own)
+    return cluster.run(*argv, "--dataset", "synthetic", env=own)
 
 
 def test_a_sound_allocation_is_measured(cluster, kit: Checkout) -> None:

@@ -18,8 +18,6 @@ from jobkit.errors import Exit, Parser, UsageError, command
 from jobkit.paths import RunPaths
 from jobkit.payload.checkpoint import Corrupt, check, found_in, read, shapes_in
 
-_PARTS = ("model.", "optim.")
-
 
 def newest_tensors(run: Path) -> dict[str, Tensor]:
     """Parameters and optimizer state of a run's newest checkpoint, by name. Raises Corrupt."""
@@ -30,42 +28,34 @@ def newest_tensors(run: Path) -> dict[str, Tensor]:
     tensors = {
         name: torch.empty(size, dtype=dtype)
         for name, (size, dtype) in shapes_in(index).items()
-        if name.startswith(_PARTS)
+        if name.startswith(("model.", "optim."))
     }
     read(checkpoints[0], index, tensors)
     return tensors
 
 
 def differing(first: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
-    """The names of the tensors that either lacks, or that differ in any bit."""
-    return [
-        name
-        for name in sorted(first.keys() | other.keys())
-        if name not in first or name not in other or not _same_bits(first[name], other[name])
-    ]
-
-
-def _same_bits(first: Tensor, other: Tensor) -> bool:
-    if (first.dtype, first.shape) != (other.dtype, other.shape):
-        return False
-    # As bytes: so NaN equals NaN, and 0.0 is not -0.0.
-    return torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (first, other)))
-
-
-def parser() -> Parser:
-    """The command line."""
-    options = Parser(prog="python -m jobkit.checks.compare", description=__doc__.splitlines()[0])
-    options.add_argument("reference", type=Path, metavar="REF", help="folder of the reference run")
-    options.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
-    return options
+    """The names of the tensors that either lacks, or that differ in type, shape or any bit."""
+    names = []
+    for name in sorted(first.keys() | other.keys()):
+        pair = [tensors.get(name, torch.empty(0)) for tensors in (first, other)]
+        kinds = {(t.dtype, t.shape) for t in pair}
+        # As bytes: so NaN equals NaN, and 0.0 is not -0.0.
+        bits = [t.contiguous().reshape(-1).view(torch.uint8) for t in pair]
+        if len(kinds) > 1 or not torch.equal(*bits):
+            names.append(name)
+    return names
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare the runs with the first one; return the exit code."""
-    args = parser().parse_args(argv)
+    parser = Parser(prog="python -m jobkit.checks.compare", description=__doc__.splitlines()[0])
+    parser.add_argument("reference", type=Path, metavar="REF", help="folder of the reference run")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
+    args, code = parser.parse_args(argv), Exit.OK
     try:
-        expected, code = newest_tensors(args.reference), Exit.OK
+        expected = newest_tensors(args.reference)
     except Corrupt as fault:
         raise UsageError(f"the reference: {fault}") from None
     for run in args.runs:

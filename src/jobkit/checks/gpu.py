@@ -8,6 +8,7 @@ Prints one line per number with its bound, and ends with 4 where a number is out
 import math
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -89,7 +90,9 @@ def epoch(spec: RunSpec, group: Group) -> list[str]:
     except RuntimeError as error:
         if "synchroniz" not in str(error):
             raise
-        waits = f"rank {group.place.rank}: {one_line(str(error))[:120]} at {place_of(error)}"
+        frames = traceback.extract_tb(error.__traceback__)
+        place = [f"{Path(f.filename).name}:{f.lineno}" for f in frames if "jobkit" in f.filename]
+        waits = f"rank {group.place.rank}: {one_line(str(error))[:120]} at {place[-1]}"
     finally:
         sync_debug(device, "default")
         report.close()
@@ -112,27 +115,15 @@ def epoch(spec: RunSpec, group: Group) -> list[str]:
     return lines
 
 
-def place_of(error: BaseException) -> str:
-    """Return the innermost place of an error in this project."""
-    place, frame = "?", error.__traceback__
-    while frame:
-        name = frame.tb_frame.f_code.co_filename
-        if "jobkit" in name:
-            place = f"{Path(name).name}:{frame.tb_lineno}"
-        frame = frame.tb_next
-    return place
-
-
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the numbers; return 4 where one is outside of its bounds."""
     parser = Parser(prog="python -m jobkit.checks.gpu", description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
-    parser.add_argument("--strategy", default="ddp", help="(default: ddp)")
     args, place = parser.parse_args(argv), read_rank_env()
     small = args.device == "cpu"  # a rehearsal
     spec = RunSpec(
-        dataset="synthetic", device=args.device, strategy=args.strategy,
+        dataset="synthetic", device=args.device, strategy="ddp",
         model="mlp" if small else "resnet18", precision="fp32" if small else "bf16",
         train_samples=256 if small else 10240, test_samples=10,
         global_batch_size=64 if small else 1024,

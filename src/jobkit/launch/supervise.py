@@ -371,7 +371,7 @@ def check_preflight(run: Run) -> int:
     env = start.step_environment({**os.environ, "JOBKIT_PREFLIGHT_SECRET": os.urandom(16).hex()})
     folder = [] if run.only else ["--run-dir", str(run.folder)]
     words = ["--dataset", "synthetic"] if run.command else run.training  # its data are its own
-    line = start.srun_training(run, env, ["jobkit.checks.preflight.cli", *folder, "--", *words])
+    line = start.srun_training(run, env, ["jobkit.checks.preflight.cli", *folder, *words])
     if subprocess.run(line, env=env).returncode == 0:
         return Exit.OK
     say("error", "preflight failed: nothing was trained")

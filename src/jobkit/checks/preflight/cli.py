@@ -12,7 +12,6 @@ connect are named.
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from jobkit.errors import Exit, Parser, UsageError, at_least, command
 from jobkit.gpus import hide_gpus
@@ -22,9 +21,9 @@ from jobkit.payload import main as payload
 EPILOG = """examples:
   bash run.sh --preflight --dry-run            in an allocation (salloc, or a batch script)
   python -m jobkit preflight                   this machine
-  srun python -m jobkit.checks.preflight.cli -- --dataset folder:/data/images
+  srun python -m jobkit.checks.preflight.cli --dataset folder:/data/images
 
-Options of the training follow --: its --dataset, --data-dir and --device are checked too.
+Options of a training are taken too: its --run-dir, --dataset, --data-dir and --device are checked.
 """
 
 
@@ -35,13 +34,8 @@ def parser() -> Parser:
         description="Check an allocation on every rank: ranks, GPUs, cores, network, data, logs.",
         epilog=EPILOG,
     )
-    add = options.add_argument
-    add("--run-dir", type=Path, metavar="DIR", help="folder of the run (default: logs/)")
-    add("--dataset", metavar="NAME", help="dataset that must be readable (default: cifar10)")
-    add("--data-dir", metavar="DIR", help="folder of the data (default: as for a run)")
-    add("--device", metavar="TYPE", help="auto, cpu or cuda (default: auto)")
-    waits = "how long to wait for ranks to connect (default: 30)"
-    add("--timeout", type=at_least(float, 1, 3600), default=30, metavar="SECONDS", help=waits)
+    waits, limit = "how long to wait for ranks to connect (default: 30)", at_least(float, 1, 3600)
+    options.add_argument("--timeout", type=limit, default=30, metavar="SECONDS", help=waits)
     return options
 
 
@@ -52,14 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     With one code that is not 0, and that one last, srun ends with it, and not with the code of a
     rank that it has killed.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    at = words.index("--") if "--" in words else len(words)
-    args, training = parser().parse_args(words[:at]), payload.parser().parse_args(words[at + 1 :])
-    for name in ("dataset", "data_dir", "device"):
-        if (value := getattr(args, name)) is not None:
-            setattr(training, name, value)
+    args, words = parser().parse_known_args(argv)
+    training = payload.parser().parse_args(words)
     spec = payload.read_settings(training)
-    run_dir = (args.run_dir or training.run_dir or logs_root()).absolute()
+    run_dir = (training.run_dir or logs_root()).absolute()
     if "SLURM_JOB_ID" in os.environ and not {"SLURM_STEP_ID", "RANK"} & set(os.environ):
         raise UsageError(
             "this is an allocation, and not a step of it: check it on every rank with "
