@@ -7,28 +7,12 @@ import re
 import shlex
 import stat
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from jobkit.errors import UsageError
 from jobkit.files import file_names
 
 _MAY = " may write there, and so change what the jobs execute"
-
-
-@contextmanager
-def closed_to_others() -> Iterator[None]:
-    """Make all new files of this process and its children writable by their owner only.
-
-    A study's folder holds what jobs execute: whoever can write into it acts as its owner.
-    """
-    before = os.umask(0o022)
-    os.umask(before | 0o022)
-    try:
-        yield
-    finally:
-        os.umask(before)
 
 
 def private_folder(folder: Path) -> Path:

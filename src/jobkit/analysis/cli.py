@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from jobkit.analysis.log_options import add_log_options, given_logs, logs_folder
 from jobkit.errors import Exit, Parser, UsageError, at_least, command, share
 from jobkit.paths import short_path
-from jobkit.permissions import closed_to_others
 
 if TYPE_CHECKING:
     from jobkit.analysis.collect.results import Results
@@ -136,7 +135,6 @@ def _print_end(results: "Results", then_plot: bool) -> None:
 
 
 @command
-@closed_to_others()
 def plot_main(argv: Sequence[str] | None = None) -> int:
     """Draw the figures of a study and write its report; return the exit code."""
     text = (

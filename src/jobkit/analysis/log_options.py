@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from jobkit.errors import Exit, Parser, UsageError, at_least, command, positive
 from jobkit.paths import StudyPaths, write_json
-from jobkit.permissions import closed_to_others
 
 if TYPE_CHECKING:
     from jobkit.analysis.collect.logs import GivenLogs
@@ -85,7 +84,6 @@ def given_logs(args: argparse.Namespace) -> "GivenLogs":
     )
 
 
-@closed_to_others()
 def logs_folder(name: str | None, words: Sequence[str]) -> Path:
     """The folder of the tables, made, with the command in logs.json.
 

@@ -16,7 +16,6 @@ from jobkit.errors import Exit, UsageError
 from jobkit.launch.command import LaunchRequest, leave_spec, refuse_logs, run_words
 from jobkit.launch.start import MAX_RESTARTS
 from jobkit.paths import write_whole
-from jobkit.permissions import closed_to_others
 from jobkit.spec.runspec import PlannedRun
 from jobkit.spec.settings import check_fields, setting
 from jobkit.spec.study import Plan
@@ -250,7 +249,6 @@ def manifest(
     return "\n".join(lines) + "\n"
 
 
-@closed_to_others()
 def to_kubernetes(
     plan: Plan, options: KubernetesOptions, request: LaunchRequest, dry_run: bool
 ) -> int:

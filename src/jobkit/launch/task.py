@@ -9,13 +9,11 @@ from jobkit.errors import Exit
 from jobkit.files import append_to
 from jobkit.outcome.state import run_state
 from jobkit.paths import RunPaths
-from jobkit.permissions import closed_to_others
 from jobkit.processes import END_SIGNALS, Children, Signals
 
 LIMIT_S = 60.0  # for run.sh to end its ranks; Slurm's KillWait is shorter
 
 
-@closed_to_others()
 def run_in_job(folder: str, command: list[str]) -> int:
     """Become the run in the allocation of this job, whose exit code is then the job's."""
     environ = _environment(Path(folder))
@@ -25,7 +23,6 @@ def run_in_job(folder: str, command: list[str]) -> int:
     os.execvpe(command[0], command, environ)
 
 
-@closed_to_others()
 def sweep_in_job(runs: list[tuple[str, list[str]]]) -> int:
     """Run one command after the other in this allocation; return how many failed.
 

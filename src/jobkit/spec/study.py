@@ -44,7 +44,6 @@ from jobkit.paths import (
     read_json,
     write_json,
 )
-from jobkit.permissions import closed_to_others
 from jobkit.spec.command import (
     LAUNCHERS,
     RUN_DIR,
@@ -372,7 +371,6 @@ class Plan:
     def paths(self) -> StudyPaths:
         return StudyPaths(self.folder) if self.folder else StudyPaths.named(self.study.name)
 
-    @closed_to_others()
     def save(self) -> None:
         """Write plan.json, whole. Runs planned before under this name stay planned."""
         before = Plan.read(self.paths.plan).runs if self.paths.plan.exists() else {}

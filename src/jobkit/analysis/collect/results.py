@@ -44,7 +44,7 @@ from jobkit.files import is_there
 from jobkit.outcome import slurm_jobs
 from jobkit.outcome.state import RunState, join, ordered_runs
 from jobkit.paths import RunPaths, StudyPaths, read_json
-from jobkit.permissions import closed_to_others, other_writers
+from jobkit.permissions import other_writers
 from jobkit.spec.runspec import PlannedRun
 from jobkit.spec.study import Plan, find_study, read_run_spec, run_folders
 
@@ -151,7 +151,6 @@ def check_own(folder: Path) -> None:
         )
 
 
-@closed_to_others()
 def collect(
     study: str | Path | None = None,
     *,
