@@ -36,7 +36,7 @@
 #                        under torchrun 30)
 #   --nnodes N, --node-rank K, --master-addr HOST, --master-port P   several machines without
 #                        Slurm: run.sh is started on each, with K from 0; HOST is machine 0, and P
-#                        a free port there (29500). --run-dir names a folder that all of them share
+#                        a free port there (29500). --run-dir names a folder that all of them see
 #   --dry-run, --check   say or check what would run, and write nothing
 #   --help               this list; --help-training: options of the training (with --comm: of the
 #                        benchmark)

@@ -112,7 +112,7 @@ class LaunchConfig:
     """What to start and where; None leaves run.sh's own default.
 
     A command whose first word ends with .py is started with JOBKIT_PYTHON, or else this process's
-    Python. Several machines need node_rank and master_addr, and a call on each of them.
+    Python. Several machines need node_rank, master_addr and run_dir, and a call on each.
     """
 
     command: tuple[str, ...]  # the program and its arguments
@@ -124,8 +124,8 @@ class LaunchConfig:
     launcher: str | None = setting(None, "srun (default), torchrun, or once (starts its own ranks)")
     run_dir: str | None = setting(None, "the run's folder (default: one in logs/single/)")
     max_restarts: int | None = setting(None, "new starts after a failure or an early stop (0)")
-    start_timeout: float | None = setting(None, "seconds until all machines must have come (60)")
-    shutdown_timeout: float | None = setting(None, "seconds from TERM until a rank is killed (15)")
+    start_timeout: int | None = setting(None, "seconds until all machines must have come (60)")
+    shutdown_timeout: int | None = setting(None, "seconds from TERM until a rank is killed (15)")
 
     def line(self) -> list[str]:
         """The command line of run.sh. Raises UsageError for what is no command."""

@@ -1,11 +1,10 @@
 """Submits the runs of a study to Slurm through submitit."""
 
-import contextlib
 import os
 import re
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -108,15 +107,9 @@ def check(study: StudyPaths, batches: Sequence[Batch]) -> None:
                 raise
 
 
-@contextlib.contextmanager
-def _new_folder(study: StudyPaths) -> Iterator[Path]:
-    """A new folder for submitit's files; it is removed again where Slurm took nothing."""
-    folder = private_folder(next_folder(private_folder(study.submitit)))
-    try:
-        yield folder
-    finally:
-        with contextlib.suppress(OSError):  # it has files
-            folder.rmdir()
+def _new_folder(study: StudyPaths) -> Path:
+    """A new folder for submitit's files."""
+    return private_folder(next_folder(private_folder(study.submitit)))
 
 
 def submit(
@@ -129,25 +122,24 @@ def submit(
     cancelled.
     """
     jobs: list[str] = []
-    waiting = list(batches)
-    with _new_folder(plan.paths) as folder:
-        while waiting:
-            batch = waiting.pop(0)
-            try:
-                jobs.append(_submit(plan, batch, site.shell(), max_restarts, folder))
-            except UsageError as error:
-                limit, half = _LIMIT.search(str(error)), len(batch.run_ids) // 2
-                if limit and half and not batch.whole:  # there may be room for a part of it
-                    parts = (batch.run_ids[:half], batch.run_ids[half:])
-                    waiting[:0] = [replace(batch, run_ids=part) for part in parts]
-                elif limit and jobs:
-                    left = tuple(r for b in (batch, *waiting) for r in b.run_ids)
-                    return jobs, left, f"not submitted: {counted(len(left), 'run')}: {error}"
-                elif jobs:
-                    slurm_cluster.cancel(jobs)
-                    raise UsageError(f"{error}; jobs {', '.join(jobs)} were cancelled") from None
-                else:
-                    raise
+    waiting, folder = list(batches), _new_folder(plan.paths)
+    while waiting:
+        batch = waiting.pop(0)
+        try:
+            jobs.append(_submit(plan, batch, site.shell(), max_restarts, folder))
+        except UsageError as error:
+            limit, half = _LIMIT.search(str(error)), len(batch.run_ids) // 2
+            if limit and half and not batch.whole:  # there may be room for a part of it
+                parts = (batch.run_ids[:half], batch.run_ids[half:])
+                waiting[:0] = [replace(batch, run_ids=part) for part in parts]
+            elif limit and jobs:
+                left = tuple(r for b in (batch, *waiting) for r in b.run_ids)
+                return jobs, left, f"not submitted: {counted(len(left), 'run')}: {error}"
+            elif jobs:
+                slurm_cluster.cancel(jobs)
+                raise UsageError(f"{error}; jobs {', '.join(jobs)} were cancelled") from None
+            else:
+                raise
     return jobs, (), ""
 
 
@@ -195,8 +187,7 @@ def submit_collect(study: StudyPaths, options: Options, jobs: Sequence[str]) -> 
         "kill-on-invalid-dep": "yes",
     }
     words = ["bash", str(REPOSITORY / "plot_results.sh"), str(study.folder)]
-    with _new_folder(study) as folder:
-        job = Executor(folder, Batch((), more)).submit(collect_in_job, words)
+    job = Executor(_new_folder(study), Batch((), more)).submit(collect_in_job, words)
     write_json(study.collect_job, {"job_id": str(job.job_id)})
     return str(job.job_id)
 

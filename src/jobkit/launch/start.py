@@ -34,8 +34,8 @@ OPTIONS = {
     "run-dir": ANY,
     "max-restarts": NUMBER,
     "monitor-interval": SECONDS,
-    "start-timeout": SECONDS,
-    "shutdown-timeout": SECONDS,
+    "start-timeout": COUNT,  # seconds
+    "shutdown-timeout": COUNT,
     "nnodes": COUNT,
     "node-rank": NUMBER,
     "master-addr": (r"[A-Za-z0-9:][A-Za-z0-9._:%-]*", "the address of machine 0"),
@@ -102,11 +102,6 @@ class Run:
     def paths(self) -> RunPaths:
         return RunPaths(self.folder)
 
-    @property
-    def shared(self) -> bool:
-        """Whether several machines without Slurm have one folder."""
-        return "nnodes" in self.options and not self.new_folder
-
 
 def parse(words: Sequence[str]) -> tuple[dict[str, str], list[str], list[str]]:
     """run.sh's own options, in any order; the words for the training; and the command after --.
@@ -151,7 +146,7 @@ def check_options(run: Run) -> None:
         if not re.fullmatch(r"[0-9]{1,4}", run.why):
             raise UsageError(f"--why {run.why}: must be a whole number of steps, 0 or more")
     names, several = set(options), "nnodes" in options
-    missing = {"node-rank", "master-addr"} - names
+    missing = {"node-rank", "master-addr", "run-dir"} - names
     machines, of_slurm = {"node-rank", "master-addr", "master-port"}, {"nodes", "ntasks-per-node"}
     listed = ", ".join(f"--{name}" for name in OF_A_COMMAND[:-1])
     for is_wrong, text in (
@@ -336,13 +331,12 @@ def torchrun_here(run: Run, port: int, words: list[str]) -> list[str]:
     Its static rendezvous unpickles nothing; c10d's would take what any user of the machine sends.
     """
     options = run.options
-    seconds = whole_seconds(options.get("start-timeout", "60"))
     # In a folder that all share, machines in different attempts must not meet.
-    name = f"jobkit.{run.attempt}" if run.shared else "jobkit"
+    name = f"jobkit.{run.attempt}" if run.nodes > 1 else "jobkit"
     address = options.get("master-addr", "127.0.0.1")
     meet = ["--nnodes", str(run.nodes), "--node-rank", str(run.machine)]
     meet += ["--rdzv-backend", "static", "--master-addr", address, "--master-port", str(port)]
-    meet += ["--rdzv-id", name, "--rdzv-conf", f"timeout={seconds}"]
+    meet += ["--rdzv-id", name, "--rdzv-conf", f"timeout={options.get('start-timeout', 60)}"]
     if "nnodes" not in options:
         meet += ["--local-addr", "127.0.0.1"]
     python = _torchrun_python(run) if run.command else run.python
@@ -353,11 +347,6 @@ def torchrun_here(run: Run, port: int, words: list[str]) -> list[str]:
     # torchrun reads $$ as $, and $local_rank as a name of its own.
     ranks = [*rank_words("torchrun"), *run.command]
     return [*start, "--no-python", *(word.replace("$", "$$") for word in ranks)]
-
-
-def whole_seconds(text: str) -> int:
-    """Seconds as torchrun takes them: a whole number, rounded up."""
-    return -int(-float(text) // 1)
 
 
 def step_port() -> int:

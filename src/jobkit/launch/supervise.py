@@ -38,7 +38,6 @@ from jobkit.processes import (
     process_start,
 )
 
-MAX_ATTEMPTS = 10_000  # of one run
 TERM_GRACE_S = 20.0  # in an allocation, where Slurm sends TERM to the ranks itself
 STUCK_AFTER_S, LOOK_EVERY_S = 90.0, 5.0  # srun's own --wait, of 60 s, comes first
 OUTCOME_S = 30.0  # for the outcome that rank 0 writes on another machine
@@ -77,14 +76,12 @@ def claim_attempt(run: Run, signals: Signals) -> None:
         raise UsageError(f"{attempts} is a link, through which would be written: remove it")
     try:
         attempts.mkdir(parents=True, exist_ok=True)
-        run.attempt = join_attempt(run, signals) if run.shared and run.machine else 0
-        while not (run.shared and run.machine):
+        run.attempt = join_attempt(run, signals) if run.machine else 0
+        while not run.machine:
             with contextlib.suppress(FileExistsError):
                 (attempts / str(run.attempt)).mkdir()
                 break
             run.attempt += 1
-            if run.attempt >= MAX_ATTEMPTS:
-                raise NotStarted(f"{attempts}: no new attempt can be made there")
     except OSError:
         raise UsageError(f"{run.folder} is not writable: choose another with --run-dir") from None
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
@@ -94,7 +91,7 @@ def claim_attempt(run: Run, signals: Signals) -> None:
 
 def join_attempt(run: Run, signals: Signals) -> int:
     """On machine K: the attempt that machine 0 has begun, and in which this machine is not yet."""
-    wait_s = float(run.options.get("start-timeout", "60"))
+    wait_s = int(run.options.get("start-timeout", 60))
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline:
         numbers = [int(n) for n in file_names(run.paths.attempts) if re.fullmatch("[0-9]{1,6}", n)]
@@ -108,8 +105,8 @@ def join_attempt(run: Run, signals: Signals) -> int:
         if any(signum in END_SIGNALS for signum in signals.wait(0.2)):
             sys.exit(Exit.TERMINATED)
     raise NotStarted(
-        f"machine 0 has begun no attempt in {run.folder} within {wait_s:g} s: all machines need "
-        "this folder; without --run-dir each has its own"
+        f"machine 0 has begun no attempt in {run.folder} within {wait_s} s: all machines need "
+        "this folder"
     )
 
 
@@ -119,7 +116,7 @@ def start_attempt(run: Run) -> tuple[Children, socket.socket | None]:
     words = [*run.training]
     if run.command:
         env = start.command_environment(run, env)
-        if not run.paths.spec.exists() and not (run.shared and run.machine):
+        if not run.paths.spec.exists() and not run.machine:
             spec: dict[str, object] = {"command": run.command, "launcher": run.launcher}
             spec |= {"nodes": run.nodes, "ranks_per_node": run.ranks}
             ids = {"v": 1, "study": run.folder.parent.name, "run_id": run.folder.name}
@@ -148,7 +145,7 @@ def start_here(
     by_torchrun = run.launcher in ("torchrun", "training")
     grace = run.options.get("shutdown-timeout", "30" if by_torchrun else "15")
     if "shutdown-timeout" in run.options:
-        env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(start.whole_seconds(grace))
+        env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = grace
     if not env.get("OMP_NUM_THREADS"):  # torchrun would set 1, and warn
         env["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // run.ranks))
     if not run.only and not run.command:  # else there is no outcome to read
@@ -268,7 +265,7 @@ def judge(run: Run, code: int) -> int:
         return code
     path = run.paths.outcome(run.attempt)
     deadline = time.monotonic() + OUTCOME_S
-    if run.shared and run.machine and (not code or run.stopped):  # rank 0 may still write it
+    if run.machine and (not code or run.stopped):  # rank 0 may still write it
         while not path.exists() and time.monotonic() < deadline:
             time.sleep(0.1)
     recorded = (read_json(path) or {}).get("exit_code")
@@ -292,7 +289,7 @@ def judge_command(run: Run, code: int) -> int:
         code, status, reason = int(Exit.AGAIN), "preempted", preempted
     elif code:
         status, reason = "failed", f"{run.launcher} ended with exit code {code}"
-    if not (run.shared and run.machine):
+    if not run.machine:
         record = {"exit_code": code, "status": status, "reason": reason[:2000]}
         ids = {"run_id": run.folder.name, "attempt": run.attempt}
         write_json(run.paths.outcome(run.attempt), {**record, **ids})
@@ -405,7 +402,7 @@ def run_attempts(run: Run, signals: Signals) -> int:
             holder.close()
         if not run.stopped or run.command or os.environ.get("JOBKIT_POD"):
             code = judge(run, code)
-        if run.shared and not run.machine:
+        if run.nodes > 1 and not run.allocation and not run.machine:
             (run.paths.attempts / str(run.attempt) / "ended").touch()
         if run.stopped:
             # A pod ends by TERM and may be replaced: its code says whether there is a checkpoint.

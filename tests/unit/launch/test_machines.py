@@ -45,11 +45,11 @@ class Machines:
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
-    def start_both(self, *words: str, shared: bool = True) -> None:
+    def start_both(self, *words: str) -> None:
         for machine in (1, 0):  # which of them comes first does not matter
             own = ["--nnodes", "2", "--node-rank", str(machine), "--master-addr", "127.0.0.1"]
-            own += ["--run-dir", str(self.run_dir)] if shared else []
-            self.start(machine, *own, "--nproc-per-node", "2", *words)
+            own += ["--run-dir", str(self.run_dir), "--nproc-per-node", "2"]
+            self.start(machine, *own, *words)
 
     def ends(self) -> tuple[list[int], str, str]:
         """Codes of machine 0 and 1, all that they printed, all that they complained of."""
@@ -73,24 +73,18 @@ def machines(tmp_path: Path) -> Iterator[Machines]:
         process.wait(300)
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_ranks_count_over_the_machines(machines: Machines, shared: bool) -> None:
+def test_ranks_count_over_the_machines(machines: Machines) -> None:
     names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR"]
     shown = " ".join(f"${name}" for name in [*names, "MASTER_PORT"])
-    words = ["--master-port", "29417", "--", "bash", "-c", f'echo "has {shown}"']
-    machines.start_both(*words, shared=shared)
+    machines.start_both("--master-port", "29417", "--", "bash", "-c", f'echo "has {shown}"')
     codes, out, err = machines.ends()
     assert codes == [0, 0], err
     places = sorted(line for line in out.splitlines() if line.startswith("has"))
     assert places == [f"has {r} {r % 2} 4 2 {r // 2} 127.0.0.1 29417" for r in range(4)]
-    folders = [*machines.folder.glob("logs-*/single/*/attempts/*")]
-    if shared:
-        assert machines.outcome()["status"] == "ok" and not folders
-        assert [p.name for p in (machines.run_dir / "attempts").iterdir()] == ["0"]
-        spec = json.loads((machines.run_dir / "spec.json").read_text())["spec"]
-        assert (spec["nodes"], spec["ranks_per_node"]) == (2, 2)
-    else:
-        assert len(folders) == 2
+    assert machines.outcome()["status"] == "ok"
+    assert [p.name for p in (machines.run_dir / "attempts").iterdir()] == ["0"]
+    spec = json.loads((machines.run_dir / "spec.json").read_text())["spec"]
+    assert (spec["nodes"], spec["ranks_per_node"]) == (2, 2)
 
 
 def test_a_crash_is_started_again_on_both_and_a_stop_signal_to_one_ends_both(machines) -> None:
@@ -135,7 +129,7 @@ def test_how_the_pods_of_a_job_end(machines: Machines, how: str, code: int) -> N
 
 
 def test_a_machine_0_that_does_not_come_is_one_line(machines: Machines) -> None:
-    words = ["--nnodes", "2", "--node-rank", "1", "--master-addr", "h", "--start-timeout", "0.3"]
+    words = ["--nnodes", "2", "--node-rank", "1", "--master-addr", "h", "--start-timeout", "1"]
     machines.start(1, *words, "--run-dir", str(machines.run_dir), "--", "true")
     _, err = machines.started[1].communicate(timeout=300)
     assert machines.started[1].returncode == 1 and err.count("\n") == 1
