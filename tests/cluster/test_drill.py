@@ -71,7 +71,7 @@ def test_a_fault_of_the_training_costs_what_it_must_and_no_more(cluster, kit: Ch
         assert int(row["attempts"]) == 2 and row["detected_s"] and row["restart_s"], row
     said = {
         "kill": r"srun: error: n\d: task 1: Killed",
-        "raise": r"rank ?1\]?:? .*signals\.InjectedFault: injected after iteration 25",
+        "raise": r"rank ?1\]?:? .*RuntimeError: injected after iteration 25",
         "hang": r"imed out|task 1: Killed",  # whichever is written last
         "warning": r"SIGUSR2 after iteration 2[67], checkpoint saved",
         "term": r"SIGTERM after iteration 2[67], checkpoint saved",

@@ -193,7 +193,7 @@ def test_a_batch_takes_ten_operations_at_most(monkeypatch: pytest.MonkeyPatch) -
         steps = list(Batches(count * BATCH, BATCH, 0, 1, 1, 0).epoch(0, 0, GPU))
         with Operations() as seen:
             for step in data.cropped_ahead(steps, 0):
-                data.training_batch(step.micro_batches[0], 0, step.crops_of(0))
+                data.training_batch(step.micro_batches[0], 0, step.crops[0])
         each = len(seen.names) / count
         with Operations() as alone:
             data.training_batch(steps[0].micro_batches[0], 0)
@@ -206,14 +206,14 @@ def test_crops_made_ahead_are_those_of_each_batch(rank: int, ranks: int) -> None
     data = data_on(CPU, 2000)
     steps = list(Batches(2000, 64, rank, ranks, 3, 0).epoch(1, 128))
     # A CPU crops batch by batch.
-    assert all(step.crops_of(0) is None for step in data.cropped_ahead(steps, 1))
+    assert all(step.crops[0] is None for step in data.cropped_ahead(steps, 1))
     data.crops_ahead = True
     ahead = list(data.cropped_ahead(steps, 1))
     assert len(ahead) == len(steps) == -(-(2000 - 128) // 64)
     for step, plain in zip(ahead, steps, strict=True):
         assert step.global_count == plain.global_count
         for j, indices in enumerate(plain.micro_batches):
-            made, labels = data.training_batch(step.micro_batches[j], 1, step.crops_of(j))
+            made, labels = data.training_batch(step.micro_batches[j], 1, step.crops[j])
             images, expected = data.training_batch(indices, 1)
             assert torch.equal(made, images) and torch.equal(labels, expected)
             assert made.stride() == images.stride()

@@ -30,6 +30,7 @@ from jobkit.payload.place import RankEnv, share_of_cores
 from jobkit.payload.strategies.local import DP
 from jobkit.spec.runspec import RunSpec
 from support.fake_cuda import FakeCuda
+from support.place import script
 from support.rigs import ROOT, environment
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
@@ -136,8 +137,14 @@ def test_the_gpu_is_the_local_ranks_of_those_visible(monkeypatch: pytest.MonkeyP
     assert said == ["2 GPUs for 4 ranks: all ranks compute on the CPU"]
 
 
-@pytest.mark.parametrize("module", ["jobkit.payload.main", "jobkit.checks.preflight.cli"])
-@pytest.mark.parametrize(("device", "seen"), [("cpu", ["", "-1"]), ("auto", ["0,1", "None"])])
+@pytest.mark.parametrize(
+    ("module", "device", "seen"),
+    [
+        ("jobkit.payload.main", "cpu", ["", "-1"]),
+        ("jobkit.checks.preflight.cli", "cpu", ["", "-1"]),
+        ("jobkit.payload.main", "auto", ["0,1", "None"]),
+    ],
+)
 def test_a_run_on_the_cpu_hides_the_gpus_before_torch_is_imported(
     tmp_path: Path, module: str, device: str, seen: list[str]
 ) -> None:
@@ -219,32 +226,16 @@ def test_the_state_of_the_gpu_is_that_of_its_uuid(
 ) -> None:
     FakeCuda(monkeypatch, "aa", "bb")
     monkeypatch.setattr(gpus, "_AMD_DRIVER", tmp_path / "absent")
-    smi = tmp_path / "nvidia-smi"
     said = "570.1, 1980 MHz, [N/A], 700.00 W, 0"
-    smi.write_text(f'#!/bin/sh\n[ "$4" = GPU-bb ] && echo "{said}"\n')
-    smi.chmod(0o755)
+    script(tmp_path / "nvidia-smi", f'#!/bin/sh\n[ "$4" = GPU-bb ] && echo "{said}"')
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     state = {"driver": "570.1", "gpu_max_clock": "1980 MHz", "gpu_power_limit": "700.00 W"}
     assert gpu_state(GPU) == {**state, "gpu_ecc_errors": "0"}
     assert gpu_state(CPU) == {}
-    smi.unlink()
-    assert gpu_state(GPU) == {}
+    (tmp_path / "nvidia-smi").unlink()
     (tmp_path / "version").write_text("6.10.10\n")  # the kernel's driver of AMD's GPUs
     monkeypatch.setattr(gpus, "_AMD_DRIVER", tmp_path / "version")
     assert gpu_state(GPU) == {"driver": "6.10.10"}
-
-
-def test_each_rank_has_a_cache_of_miopen_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    environ: dict[str, str] = {"XDG_CACHE_HOME": str(tmp_path)}
-    monkeypatch.setattr(gpus, "_AMD_DEVICE", tmp_path / "absent")
-    gpus.prepare_rocm(3, environ)
-    assert len(environ) == 1
-    monkeypatch.setattr(gpus, "_AMD_DEVICE", tmp_path)
-    gpus.prepare_rocm(3, environ)
-    assert environ["MIOPEN_USER_DB_PATH"].endswith("-3")
-    assert environ["PYTORCH_MIOPEN_SUGGEST_NHWC"] == "1"
 
 
 def test_the_memory_that_the_device_says_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,32 +254,31 @@ def test_the_memory_that_the_device_says_is_used(monkeypatch: pytest.MonkeyPatch
     assert math.isnan(peak_memory_mib(CPU)["device_memory_mib"])
 
 
-@pytest.mark.parametrize(
-    ("timeout_s", "heartbeat", "dump"),
-    [(600, "600", "15000"), (1800, "1800", "15000"), (20, "60", "500")],
-)
-def test_nccls_own_limits_follow_the_timeout(timeout_s: float, heartbeat: str, dump: str) -> None:
-    environ: dict[str, str] = {}
-    follow_timeout(timeout_s, environ)
-    assert list(environ.values()) == [heartbeat, dump]
-    given = {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "7"}
-    follow_timeout(timeout_s, given)
-    assert given["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] == "7"
-
-
-@pytest.mark.parametrize(("device", "ahead"), [(GPU, True), (CPU, False)])
-def test_a_group_on_gpus_is_made_with_these_limits(
-    monkeypatch: pytest.MonkeyPatch, device: torch.device, ahead: bool
-) -> None:
-    name, seen = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", list[str | None]()
-    monkeypatch.delenv(name, raising=False)
-    monkeypatch.delenv("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", raising=False)
-    make = lambda **_: seen.append(os.environ.get(name))  # noqa: E731
-    monkeypatch.setattr(dist, "init_process_group", make)
-    Group(RankEnv(), device, 900.0)
-    assert seen == ["900" if ahead else None]
-    for each in (name, "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"):
-        os.environ.pop(each, None)
+def test_nccls_own_limits_follow_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    heartbeat, dump = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"
+    for timeout_s, limits in (
+        (600, ["600", "15000"]),
+        (1800, ["1800", "15000"]),
+        (20, ["60", "500"]),
+    ):
+        environ: dict[str, str] = {}
+        follow_timeout(timeout_s, environ)
+        assert [environ[heartbeat], environ[dump]] == limits
+    given = {heartbeat: "7"}
+    follow_timeout(20, given)
+    assert given[heartbeat] == "7"
+    # A group on GPUs is made with them.
+    seen: list[str | None] = []
+    monkeypatch.setenv(heartbeat, "")  # to be put back
+    monkeypatch.setenv(dump, "")
+    monkeypatch.setattr(
+        dist, "init_process_group", lambda **_: seen.append(os.environ.get(heartbeat))
+    )
+    for device in (CPU, GPU):
+        monkeypatch.delenv(heartbeat)
+        Group(RankEnv(), device, 900.0, dist.HashStore())
+        os.environ.setdefault(heartbeat, "")
+    assert seen == [None, "900"]
 
 
 @pytest.mark.parametrize(

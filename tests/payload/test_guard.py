@@ -75,25 +75,21 @@ def stopped(done: Result, name: str, at: range) -> int:
     return saved
 
 
-@pytest.mark.parametrize("kind", ["term", "usr1"])
-def test_a_signal_to_one_rank_stops_all(forge: Start, own: Path, kind: str) -> None:
-    fault = {"JOBKIT_FAULT": f"{kind}@8:1"}
-    done = forge(3, *HOW, "--strategy", "fsdp", cwd=str(own), env=fault)
-    stopped(done, kind.upper(), range(8, 11))
-
-
 @pytest.mark.parametrize(
-    ("model", "at"),
+    ("ranks", "model", "fault", "at"),
     [
-        ("at_start_of_one", range(1, 4)),
-        ("in_evaluation", range(PER_EPOCH, PER_EPOCH + 4)),
+        (3, "own_models:plain", "term@8:1", range(8, 11)),
+        (2, "own_models:plain", "usr1@8:1", range(8, 11)),
+        (2, "telling:at_start_of_one", "", range(1, 4)),
+        (2, "telling:in_evaluation", "", range(PER_EPOCH, PER_EPOCH + 4)),
     ],
 )
-def test_a_signal_at_another_time_is_not_lost(
-    forge: Start, own: Path, model: str, at: range
+def test_a_signal_to_one_rank_stops_all(
+    forge: Start, own: Path, ranks: int, model: str, fault: str, at: range
 ) -> None:
-    done = forge(2, *RUN, "--model", f"telling:{model}", cwd=str(own))
-    stopped(done, "USR2", at)
+    words = (*RUN, "--model", model, "--strategy", "fsdp")
+    done = forge(ranks, *words, cwd=str(own), env={"JOBKIT_FAULT": fault})
+    stopped(done, fault.partition("@")[0].upper() or "USR2", at)
 
 
 def test_a_signal_in_the_last_evaluation_comes_too_late(forge: Start, own: Path) -> None:

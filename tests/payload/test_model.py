@@ -191,13 +191,6 @@ def test_the_filters_whiten_the_patches() -> None:
     assert (after - torch.eye(12)).abs().max() < 0.03
 
 
-def test_directions_without_variance_stay_small() -> None:
-    grey = torch.full((300, 32, 32, 3), 100, dtype=torch.uint8)
-    filters = whitening_filters(grey)
-    assert filters.isfinite().all()
-    assert filters.abs().max() <= 5e-4**-0.5 * 1.001
-
-
 def test_the_first_layer_is_seen_both_ways_and_is_not_trained() -> None:
     model = FastCNN(10)
     images = synthetic(600, 10).train.images
@@ -213,49 +206,37 @@ def test_the_first_layer_is_seen_both_ways_and_is_not_trained() -> None:
 def test_images_of_every_class_are_seen() -> None:
     """Sources are sorted by class: the first images alone would be of one."""
     dark, bright = smooth_images(5000) // 8, smooth_images(5000)
-    model, first_alone = FastCNN(10), FastCNN(10)
+    model = FastCNN(10)
     model.fit_whitening(torch.cat([dark, bright]))
-    first_alone.fit_whitening(dark)
     both = whitening_filters(torch.cat([dark[::2], bright[::2]]))
     assert torch.allclose(model.whitening.weight[:12], both)
-    assert not torch.allclose(first_alone.whitening.weight, model.whitening.weight, rtol=0.1)
 
 
 # The network
 
 
-def identical(weight: torch.Tensor) -> bool:
-    """Whether a filter passes one channel on, as it is."""
-    return int((weight != 0).sum()) == 1
-
-
-@pytest.mark.parametrize(("channels_in", "channels_out"), [(4, 9), (5, 5), (24, 16)])
+@pytest.mark.parametrize(("channels_in", "channels_out"), [(4, 9), (24, 16)])
 def test_convolutions_begin_as_the_identity(channels_in: int, channels_out: int) -> None:
     x, count = torch.randn(2, channels_in, 6, 6), min(channels_in, channels_out)
     made = identity_convolution(channels_in, channels_out)
     with torch.no_grad():
         assert torch.allclose(made(x)[:, :count], x[:, :count])
-    assert not any(identical(w) for w in made.weight[count:])
+    assert all(int((w != 0).sum()) > 1 for w in made.weight[count:])
 
 
-@pytest.mark.parametrize("width", [1, 4])
-def test_the_fast_cnn_takes_any_batch_and_width(width: int) -> None:
-    model = FastCNN(7, width)
-    assert model(torch.zeros(3, 3, 32, 32)).shape == (3, 7)
-    assert model.head.weight.shape == (7, 64 * width)
-    assert model.head.weight.std().item() == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize("width", [1, 4])
-def test_the_fast_cnn_can_be_deterministic(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fast_cnn_takes_any_batch_and_width_and_can_be_deterministic(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """torch has no deterministic backward pass of an adaptive pooling on a GPU."""
-    calls: list[str] = []
-    monkeypatch.setattr(F, "adaptive_max_pool2d", lambda *_, **__: calls.append("adaptive"))
-    x, model = torch.randn(2, 3, 32, 32), FastCNN(10, width)
-    pooled = model.block3(model.block2(model.block1(model.activation(model.whitening(x)))))
-    assert pooled.shape[2:] == (3, 3)
-    assert torch.equal(model.pool(pooled), pooled.amax((2, 3)))
-    assert calls == []
+    monkeypatch.setattr(F, "adaptive_max_pool2d", lambda *_, **__: pytest.fail("adaptive"))
+    for width in (1, 4):
+        model, x = FastCNN(7, width), torch.randn(3, 3, 32, 32)
+        assert model(x).shape == (3, 7)
+        assert model.head.weight.shape == (7, 64 * width)
+        assert model.head.weight.std().item() == pytest.approx(1.0)
+        pooled = model.block3(model.block2(model.block1(model.activation(model.whitening(x)))))
+        assert pooled.shape[2:] == (3, 3)
+        assert torch.equal(model.pool(pooled), pooled.amax((2, 3)))
 
 
 # The optimizer

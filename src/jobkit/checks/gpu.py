@@ -17,7 +17,7 @@ import torch
 from jobkit.errors import Exit, Parser, command, one_line
 from jobkit.payload.batches import Step
 from jobkit.payload.data import synthetic
-from jobkit.payload.device import configure, peak_memory_mib, reset_peak_memory
+from jobkit.payload.device import configure, peak_memory_mib
 from jobkit.payload.distributed import Group, join
 from jobkit.payload.main import leave
 from jobkit.payload.place import read_rank_env
@@ -81,7 +81,8 @@ def epoch(spec: RunSpec, group: Group) -> list[str]:
     report = Reporter(None, 0, 1)  # prints nothing
     trainer = build_trainer(spec, group, data, report)
     trainer.train_epoch(0)
-    reset_peak_memory(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
     observer = NoWaits(device, len(trainer.batches))
     trainer.observers = [observer]
     waits = ""

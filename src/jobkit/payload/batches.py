@@ -5,7 +5,7 @@ takes its part of that slice, and a sample's augmentation depends on (seed, epoc
 So any number of ranks sees exactly the global batches of one.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -44,11 +44,7 @@ class Step:
 
     micro_batches: list[Tensor]
     global_count: int
-    crops: list[Crops] | None = None  # by microbatch, where they have been made already
-
-    def crops_of(self, micro_batch: int) -> Crops | None:
-        """The crops of a microbatch that were made ahead, if any were."""
-        return None if self.crops is None else self.crops[micro_batch]
+    crops: Sequence[Crops | None] = ()  # by microbatch; None: to be made
 
 
 class Batches:
@@ -81,7 +77,7 @@ class Batches:
             batch = order[start : start + self.batch_size]
             mine = batch[share(len(batch), self.rank, self.world_size)]
             parts = [mine[share(len(mine), j, self.accumulate)] for j in range(self.accumulate)]
-            yield Step(parts, len(batch))
+            yield Step(parts, len(batch), [None] * len(parts))
 
 
 def _signed(word: int) -> int:
@@ -146,11 +142,6 @@ def _reflected(images: Tensor, size: int, padding: int) -> Tensor:
 def _whole_image(channels: Tensor) -> Tensor:
     """Repeat (3,) over an image (3, 32, 32): one long row to multiply, not a thousand of 3."""
     return channels.repeat(32, 32, 1).permute(2, 0, 1)
-
-
-def batches_ahead(size: int) -> int:
-    """Steps whose samples a GPU crops at once, for a rank's samples in a step."""
-    return max(1, min(AHEAD_BATCHES, AHEAD_SAMPLES // max(1, size)))
 
 
 def data_bytes(images: int, size: int, padding: int = PADDING) -> int:
@@ -226,7 +217,9 @@ class DeviceData:
         if not self.crops_ahead:
             yield from steps
         for first in steps:
-            group = [first, *islice(steps, batches_ahead(sum(map(len, first.micro_batches))) - 1)]
+            size = max(1, sum(map(len, first.micro_batches)))
+            ahead = max(1, min(AHEAD_BATCHES, AHEAD_SAMPLES // size))
+            group = [first, *islice(steps, ahead - 1)]
             parts = [part for step in group for part in step.micro_batches]
             planes, labels = self._crop(torch.cat(parts), epoch)
             sizes = [len(part) for part in parts]

@@ -1,7 +1,6 @@
 """The device of a rank and its machine: names and versions, memory, arithmetic, random numbers."""
 
 import ctypes
-import gc
 import math
 import os
 import platform
@@ -122,17 +121,6 @@ def peak_memory_mib(device: torch.device) -> dict[str, float]:
         "device_memory_mib": used,
         "resident_memory_mib": resident,
     }
-
-
-def reset_peak_memory(device: torch.device) -> None:
-    """Reset the peaks of memory, after freed memory was returned to the system."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-    with suppress(OSError, AttributeError):  # another C library; no such file
-        ctypes.CDLL(None).malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark of the resident set
 
 
 # --- arithmetic of a GPU -----------------------------------------------------------------------

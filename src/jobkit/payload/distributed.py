@@ -37,7 +37,7 @@ class Candidate:
     visible: int = 0  # GPUs
     index: int = 0
     uuid: str = ""
-    bus: str = ""  # PCI address
+    bus: str = ""  # PCI address, as in /sys/bus/pci; empty: not known
     name: str = ""
     fault: str = ""  # why the GPU cannot be used
 
@@ -55,14 +55,10 @@ def candidate(wanted: str, place: RankEnv) -> Candidate:
         gpu = torch.cuda.get_device_properties(index)
     except Exception as error:  # of a driver, of MIG, or of a GPU that fails: of several kinds
         return Candidate(host, machine, fault=str(error).strip().split("\n")[0][:300])
-    uuid, bus = str(getattr(gpu, "uuid", "")), pci_address(gpu)
+    uuid = str(getattr(gpu, "uuid", ""))
+    at = [getattr(gpu, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")]
+    bus = "" if -1 in at else f"{at[0]:04x}:{at[1]:02x}:{at[2]:02x}.0"
     return Candidate(host, machine, count, index, uuid, bus, gpu.name)
-
-
-def pci_address(properties: object) -> str:
-    """The PCI address in torch's properties of a GPU, as in /sys/bus/pci; empty: not known."""
-    parts = [getattr(properties, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")]
-    return "" if -1 in parts else f"{parts[0]:04x}:{parts[1]:02x}:{parts[2]:02x}.0"
 
 
 def agreed(candidates: Sequence[Candidate], wanted: str, on_slurm: bool) -> tuple[str, str]:

@@ -67,7 +67,7 @@ def _passes(trainer: "Trainer", step: Step, synced: bool) -> float:
     strategy, last = trainer.strategy, len(step.micro_batches) - 1
     weight = strategy.data_world_size / step.global_count
     batches = [
-        trainer.data.training_batch(indices, trainer.progress.epoch, step.crops_of(j))
+        trainer.data.training_batch(indices, trainer.progress.epoch, step.crops[j])
         for j, indices in enumerate(step.micro_batches)
     ]
     dist.barrier()  # what one rank did before is no waiting

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import itertools
 import os
 import sys
 
@@ -64,17 +65,6 @@ class CNN(nn.Module):
         return self.classifier(x)
 
 
-def _mlp(num_classes: int, first: int, second: int) -> nn.Module:
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(3 * 32 * 32, first),
-        nn.ReLU(),
-        nn.Linear(first, second),
-        nn.ReLU(),
-        nn.Linear(second, num_classes),
-    )
-
-
 def _resnet18(num_classes: int, width: int) -> nn.Module:
     """torchvision's ResNet-18 with a stem for small images: 3 x 3, stride 1, no pooling."""
     from torchvision.models import resnet18  # 1.3 s that the other models need not wait for
@@ -126,8 +116,10 @@ def build_model(spec: RunSpec, num_classes: int) -> nn.Module:
     if spec.model == "cnn":
         return CNN(num_classes, spec.width)
     if spec.model == "mlp":
-        sizes = (spec.hidden or 512 * spec.width, spec.hidden or 256 * spec.width)
-        return _mlp(num_classes, *sizes)
+        first, second = spec.hidden or 512 * spec.width, spec.hidden or 256 * spec.width
+        sizes = (3 * 32 * 32, first, second, num_classes)
+        layers = [nn.Linear(*pair) for pair in itertools.pairwise(sizes)]
+        return nn.Sequential(nn.Flatten(), layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
     factory = {"fast_cnn": FastCNN, "resnet18": _resnet18}[spec.model]
     return factory(num_classes, spec.width)
 

@@ -54,10 +54,6 @@ class StopRequest:
         self.signal = self.signal or signal.Signals(number).name
 
 
-class InjectedFault(RuntimeError):
-    """The exception that a drill injects."""
-
-
 @dataclass(frozen=True)
 class PlannedFault:
     """One fault, at one iteration of one rank in one attempt."""
@@ -78,7 +74,7 @@ class PlannedFault:
         if self.kind in SIGNALS:
             os.kill(os.getpid(), SIGNALS[self.kind])
         elif self.kind == "raise":
-            raise InjectedFault(f"injected after iteration {iteration}")
+            raise RuntimeError(f"injected after iteration {iteration}")
         elif self.kind == "hang":
             while True:
                 time.sleep(1)

@@ -291,7 +291,7 @@ class Trainer:
         losses = torch.zeros((), dtype=torch.float64, device=self.data.device)
         for j, indices in enumerate(step.micro_batches):
             with clock.waiting_for_data():
-                images, labels = self.data.training_batch(indices, epoch, step.crops_of(j))
+                images, labels = self.data.training_batch(indices, epoch, step.crops[j])
             last = j == len(step.micro_batches) - 1
             losses += self.strategy.forward_backward(images, labels, weight, last)
             clock.images += len(indices) * self.strategy.owns_loss

@@ -16,12 +16,7 @@ from torch.optim import Optimizer
 from jobkit.errors import UsageError
 from jobkit.payload.distributed import RankEnv
 from jobkit.payload.recipe import trained_parameters
-from jobkit.payload.strategies.blocks import (
-    blank,
-    checkpoint_blocks,
-    is_sharded,
-    kept_statistics,
-)
+from jobkit.payload.strategies.blocks import checkpoint_blocks, is_sharded, kept_statistics
 from jobkit.permissions import keep_compiler_cache
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.strategies import FACTS
@@ -45,6 +40,7 @@ class Strategy:
         self.devices = 1  # GPUs that this process drives
         self.owns_loss = True  # this rank's losses and answers are its own, not another's again
         self.accepts_empty_batch = False  # the model runs on a batch of no samples
+        self.can_fuse = True  # torch's fused optimizer takes the strategy's parameters
         self.dtype = DTYPES.get(spec.precision, torch.float32)  # "auto" is decided before
         self.label_smoothing = 0.2 if spec.speed_run else 0.0
         self.scaler = torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16")
@@ -95,10 +91,6 @@ class Strategy:
         """Compute in the run's precision. Weights stay in fp32."""
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not torch.float32)
 
-    def can_fuse(self) -> bool:
-        """Whether torch's fused optimizer takes the strategy's parameters."""
-        return True
-
     def synchronise(self, last: bool) -> AbstractContextManager[object]:
         """Reduce gradients over the ranks in the last microbatch of a step only."""
         return nullcontext()
@@ -112,7 +104,8 @@ class Strategy:
         statistics: AbstractContextManager[object] = nullcontext()
         if not (len(labels) or self.accepts_empty_batch):
             statistics = kept_statistics(self.model)
-            images, labels, weight = blank(images, labels)
+            images, labels = images.new_zeros(1, 3, 32, 32), labels.new_zeros(1)
+            weight = 0.0  # of a sample that is made up
         if self.spec.compile and self.spec.compile_mode != "default":
             # With CUDA graphs: what the last pass gave may be overwritten.
             torch.compiler.cudagraph_mark_step_begin()
@@ -258,9 +251,7 @@ def make_optimizer(strategy: Strategy) -> Optimizer:
     shared: dict[str, Any] = {"lr": spec.lr, "weight_decay": spec.weight_decay}
     # torch steps sharded parameters one by one unless it is told foreach, which saves a GPU's host
     # most of its launches. On a CPU one by one is faster: each stays in the caches.
-    shared |= (
-        {"fused": True} if strategy.can_fuse() else {"foreach": strategy.device.type == "cuda"}
-    )
+    shared |= {"fused": True} if strategy.can_fuse else {"foreach": strategy.device.type == "cuda"}
     adaptive = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     if spec.optimizer in adaptive:
         return adaptive[spec.optimizer](parameters, **shared)

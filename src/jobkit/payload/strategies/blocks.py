@@ -43,11 +43,6 @@ def _contexts(
     return nullcontext(), kept_statistics(block)
 
 
-def blank(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, float]:
-    """A sample of no weight, for a rank that has none: image, label, weight."""
-    return images.new_zeros(1, 3, 32, 32), labels.new_zeros(1), 0.0
-
-
 @contextmanager
 def kept_statistics(model: nn.Module) -> Iterator[None]:
     """Leave the running statistics of batch normalisation as they are."""

@@ -48,6 +48,8 @@ class FSDP(Strategy):
     def __init__(self, spec: RunSpec, place: RankEnv, device: torch.device) -> None:
         super().__init__(spec, place, device)
         self.groups: list[ShardGroup] = []
+        # torch has a rule for sharded tensors for the fused Adams, and none for the fused SGD.
+        self.can_fuse = spec.optimizer != "sgd"
         self.shards = place.world_size // spec.fsdp_hybrid_replicas  # ranks of one replica
 
     def check(self) -> None:
@@ -102,10 +104,6 @@ class FSDP(Strategy):
     def group_count(self) -> int:
         """Number of groups that have parameters."""
         return sum(group.parameters > 0 for group in self.groups)
-
-    def can_fuse(self) -> bool:
-        # torch has a rule for sharded tensors for the fused Adams, and none for the fused SGD.
-        return self.spec.optimizer != "sgd"
 
     def autocast(self) -> AbstractContextManager[object]:
         return nullcontext()  # the mixed precision policy casts parameters and inputs instead
