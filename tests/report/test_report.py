@@ -1,11 +1,11 @@
 """report.html and the tables beside it: what it says, that it is safe, whole and offline."""
 
 import base64
+import html
 import math
 import re
 import shutil
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pandas as pd
@@ -28,24 +28,8 @@ from support.fake_study import FakeRun, logs, make_plan, whole_study
 EVIL = "<script>alert(1)</script> & \"x\" 'y' <img src=http://example.com/a.png>"
 
 
-class Page(HTMLParser):
-    """The tags of a page, and its text."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.words: list[str] = []
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
+def text_of(page: str) -> str:
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page)).split())
 
 
 def report(results: Results, forecast: tuple[int, ...] = ()) -> str:
@@ -72,33 +56,29 @@ def test_every_run_figure_and_verdict_is_there_safe_and_the_same_again(
     found = forecasts(results, (8, 16))
     paths = draw(results, found)
     write_report(results, paths, found)
-    html = results.paths.report.read_text()
-    page = Page(html)
-    for run in results.runs.to_dict("records"):
-        assert run["run_id"] in page.text
-    assert page.text.count("torch.OutOfMemoryError") >= 2
-    assert "/attempts/0/outcome.json" in page.text  # where the evidence stands
-    images = [a["src"] for tag, a in page.tags if tag == "img"]
-    drawn = sorted(results.paths.figures.glob("*.svg"))
-    content = {base64.b64encode(path.read_bytes()).decode() for path in drawn}
-    assert {str(src).removeprefix("data:image/svg+xml;base64,") for src in images} == content
-    assert len(images) == len(drawn) > 8
-    for line in verdict(results, "processes (ranks)"):
-        assert " ".join(line.split()) in page.text
-    for words in ("torch version 2.11.0", "0" * 40, "epochs planned 3"):
-        assert words in page.text
+    page = results.paths.report.read_text()
+    text = text_of(page)
+    assert all(run_id in text for run_id in results.runs["run_id"])
+    assert text.count("torch.OutOfMemoryError") >= 2
+    assert "/attempts/0/outcome.json" in text  # where the evidence stands
+    images = re.findall(r'<img src="data:image/svg\+xml;base64,([^"]+)"', page)
+    drawn = [path for path in paths if path.suffix == ".svg"]
+    assert images == [base64.b64encode(path.read_bytes()).decode() for path in drawn]
+    for words in ("torch version 2.11.0", "0" * 40, *verdict(results, "processes (ranks)")):
+        assert " ".join(words.split()) in text
     # Nothing of a name becomes a tag, and nothing is asked for.
-    assert not [tag for tag, _ in page.tags if tag in ("script", "iframe", "object", "link", "a")]
-    assert "<script" not in html and page.text.count("<script>") >= 4
-    sources = [v for _, a in page.tags for k, v in a.items() if k in ("src", "href", "srcset")]
-    assert len(sources) == len(images) and "url(" not in html and "@import" not in html
+    assert not {*re.findall(r"<(\w+)", page)} & {"script", "iframe", "object", "link", "a"}
+    assert text.count("<script>") >= 4 and len(re.findall(r"(?:src|href)\w*=\"", page)) == len(
+        images
+    )
+    assert "url(" not in page and "@import" not in page
     assert "<script" not in results.paths.table_markdown.read_text().replace("\\<", "")
     # The same logs give the same bytes, and no path of the machine.
     moved = tmp_path / "elsewhere" / "s"
     shutil.copytree(results.folder, moved)
     again = replace(results, folder=moved)
     write_report(again, [moved / "figures" / path.name for path in paths], found)
-    assert again.paths.report.read_text() == html and str(tmp_path) not in html
+    assert again.paths.report.read_text() == page and str(tmp_path) not in page
 
 
 def test_the_study_file_in_it_plans_the_same_runs(tmp_path: Path) -> None:
@@ -114,7 +94,7 @@ def test_the_study_file_in_it_plans_the_same_runs(tmp_path: Path) -> None:
     text = re.search(r"toml:</p>\s*<pre>(.*?)</pre>", report(collect("s")), re.S)
     assert text is not None
     file = tmp_path / "again.toml"
-    file.write_text("".join(Page(text[1]).words))
+    file.write_text(html.unescape(text[1]))
     assert Study.load(file) == study
     # Runs that another call planned under this name are not of this file.
     replace(study, command=("train.py", "{tag}", "{lr}", "more")).expand().save()
@@ -142,9 +122,9 @@ def test_a_forecast_is_marked_wherever_it_stands(capsys, monkeypatch) -> None:
     assert table["speed_up_low"].lt(table["speed_up"]).all()
     widths = (table["speed_up_high"] / table["speed_up_low"]).tolist()
     assert widths[1] > widths[0]
-    html = (folder / "report.html").read_text()
-    assert "Forecast: not measured" in html
-    assert "plot_results.py s --forecast 8 16 4096 --min-efficiency 0.6" in html
+    page = (folder / "report.html").read_text()
+    assert "Forecast: not measured" in page
+    assert "plot_results.py s --forecast 8 16 4096 --min-efficiency 0.6" in page
     # Without one, nothing of the old one is left.
     assert plot_main(["s"]) == 0
     assert not (folder / "forecast.csv").exists()
@@ -172,17 +152,17 @@ def test_an_outlier_bends_no_forecast_and_that_is_said(monkeypatch: pytest.Monke
     results = collect("busy")
     (calm,), (busy,) = forecasts(collect("calm"), (8,)), forecasts(results, (8,))
     assert busy.rate(8)[0] == pytest.approx(calm.rate(8)[0], rel=0.03)
-    page = Page(report(results, forecast=(8,)))
-    assert "The forecast of ddp leaves out 1 outlier." in page.text
-    assert "1 outlier among the repeats (" in page.text
+    text = text_of(report(results, forecast=(8,)))
+    assert "The forecast of ddp leaves out 1 outlier." in text
+    assert "1 outlier among the repeats (" in text
 
 
 def test_what_was_measured_at_one_size() -> None:
     whole_study(strategies=("ddp",), gpus=(1,))
     results = collect("s")
-    wanted = Page(report(results, forecast=(8,)))
-    assert "No forecast: ddp: 3 different sizes are needed for a fit (measured: 1)." in wanted.text
-    assert "No size to request: ddp was measured at one size only" in wanted.text
+    text = text_of(report(results, forecast=(8,)))
+    assert "No forecast: ddp: 3 different sizes are needed for a fit (measured: 1)." in text
+    assert "No size to request: ddp was measured at one size only" in text
     assert "| ddp | 1 | 1 of 1 |" in results.paths.table_markdown.read_text()
 
 

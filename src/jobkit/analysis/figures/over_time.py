@@ -85,17 +85,15 @@ def load_figure(results: Results) -> Figure | None:
 
     Of the GPUs if they were sampled, else of the nodes' processors; a line for each rank.
     """
-    runs = results.runs[results.runs["status"] == "ok"].dropna(subset=["world_size"])
-    known = results.samples
-    names = [name for name in _LOADS if len(known) and known[name].notna().any()]
+    table = results.samples
+    names = [name for name in _LOADS if len(table) and table[name].notna().any()]
     if not names:
         return None
     load, (load_label, memory, memory_label) = names[0], _LOADS[names[0]]
-    known = known[known["run_id"].isin(runs["run_id"])].dropna(subset=[load, "at_s"])
-    order: Any = {"by": ["world_size", "repeat"], "ascending": [False, True], "kind": "stable"}
-    sampled = runs[runs["run_id"].isin(known["run_id"])].sort_values(**order)
-    first = sampled.drop_duplicates("series").set_index("series")["run_id"]
-    shown, note = style.fastest(results, first.index, _MAX_SERIES)
+    known = {str(k): of_run for k, of_run in table.dropna(subset=[load, "at_s"]).groupby("run_id")}
+    # Small sizes come first, and the last one of a series stays.
+    first = {s.series: r for s in results.sizes for r in reversed(s.ok_runs) if r in known}
+    shown, note = style.fastest(results, first, _MAX_SERIES)
     if not shown:
         return None
     words = f"one run of each series at its largest size, a line per sampling rank{note}"
@@ -106,7 +104,7 @@ def load_figure(results: Results) -> Figure | None:
     for panel, (name, label, share) in zip(axes, panels, strict=True):
         for series in shown:
             own: Any = look[series] | {"marker": "", "lw": 1.2}
-            samples = known[known["run_id"] == first[series]].dropna(subset=[name])
+            samples = known[first[series]].dropna(subset=[name])
             for _, of_rank in samples.groupby(["attempt", "rank"]):
                 x, y = (of_rank.sort_values("at_s")[k].to_numpy(float) for k in ("at_s", name))
                 panel.plot(x, y / share, **own)

@@ -13,7 +13,6 @@ from matplotlib.ticker import PercentFormatter
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.figures import style
 from jobkit.analysis.findings.causes import size_breakdowns
-from jobkit.analysis.tables.frames import Row
 
 _MAX_SERIES = 3  # side by side
 _MAX_LABELLED = 12  # bars with numbers
@@ -43,24 +42,27 @@ def why_figure(results: Results) -> Figure | None:
     for column, name in enumerate(names):
         own = [one for one in found if one.size.series == name]
         above, below = axes[column], axes[len(names) + column]
-        rows = [one.row for one in own]
-        bars = [_bar(row) for row in rows]
         ranks = [one.size.world_size for one in own]
         labels = [
             f"{n}" if ranks.count(n) == 1 else f"{one.size.nodes}x{one.size.ranks_per_node}"
             for n, one in zip(ranks, own, strict=True)
         ]
+        bars = []
+        for one in own:
+            seconds = [float(one.row[f"breakdown_{part[0]}_s"]) for part in _PARTS]
+            seconds[1] -= seconds[2]  # waiting is in it
+            bars.append([max(0.0, x) for x in seconds])
         _draw_bars(above, bars, factor, labels)
         above.set_xlabel(f"{style.unit(results)}\n{textwrap.fill(name, 36)}")
-        both = zip(rows, ranks, strict=True)
-        late = [(row, n) for row, n in both if row.get("breakdown_by_rank")]
+        late = [one for one in own if one.row.get("breakdown_by_rank")]
         if late:
-            row, n = late[-1]
+            size, row = late[-1].size, late[-1].row
             of_ranks: dict[str, Bar] = json.loads(row["breakdown_by_rank"])
             _draw_bars(below, [*of_ranks.values()], factor, [*of_ranks])
             last = row.get("breakdown_late_rank")  # none: a whole node is late
             who = "" if last is None else f"rank {last} on "
-            below.set_xlabel(f"rank of {n}; late: {who}{row['breakdown_late_host']}")
+            late_text = f"late: {who}{row['breakdown_late_host']}"
+            below.set_xlabel(f"rank of {size.world_size}; {late_text}")
             below.set_ylabel(f"{word} of a step")
         else:
             _draw_bars(below, [[x / sum(bar) for x in bar] for bar in bars], None, labels)
@@ -70,12 +72,6 @@ def why_figure(results: Results) -> Figure | None:
         panel.set_ylim(0, highest)
     style.legend(figure, axes)
     return figure
-
-
-def _bar(row: Row) -> Bar:
-    seconds = [float(row[f"breakdown_{part[0]}_s"]) for part in _PARTS]
-    seconds[1] -= seconds[2]  # waiting is in it
-    return [max(0.0, x) for x in seconds]
 
 
 def _draw_bars(
