@@ -13,7 +13,7 @@ import itertools
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from bench import LESS, MORE, ROOT, Figures, report
 
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 from jobkit.analysis.findings.conditions import caveats  # noqa: E402
-from jobkit.analysis.findings.forecast import forecast_table, forecasts  # noqa: E402
 from jobkit.analysis.scaling.predict import Prediction  # noqa: E402
 from jobkit.analysis.tables.columns import RESULTS  # noqa: E402
 from jobkit.analysis.tables.frames import frame  # noqa: E402
@@ -34,64 +33,6 @@ from support.measured_study import results_from, results_of, runs_of  # noqa: E4
 _MOST_NOISE = 0.05  # standard deviation of a run: where it is not known, and in predict.py
 Generator = np.random.Generator
 Values = np.ndarray
-
-
-# Truths: the rate on n ranks, with coefficients drawn for each study.
-def _amdahl(n: Values, g: Generator) -> Values:
-    return n / (1 + 10 ** g.uniform(-2.7, -1) * (n - 1))
-
-
-def _usl(n: Values, g: Generator) -> Values:
-    a, b = 10 ** g.uniform(-2.7, -1.3), 10 ** g.uniform(-4, -2.7)
-    return n / (1 + a * (n - 1) + b * n * (n - 1))
-
-
-def _linear(n: Values, g: Generator) -> Values:
-    return n * 1.0
-
-
-def _ring(n: Values, g: Generator) -> Values:
-    """Weak scaling with a ring all-reduce: bandwidth and latency."""
-    return n / (1 + g.uniform(0.05, 0.4) * (n - 1) / n + 10 ** g.uniform(-4, -2) * (n - 1))
-
-
-def _log(n: Values, g: Generator) -> Values:
-    return n / (1 + g.uniform(0.01, 0.08) * np.log2(n))
-
-
-def _superlinear(n: Values, g: Generator) -> Values:
-    """2 to 8 % more per doubling up to 4 ranks, then Amdahl's law."""
-    gain = (1 + g.uniform(0.02, 0.08)) ** np.minimum(np.log2(n), 2)
-    return n * gain / (1 + 10 ** g.uniform(-3, -2) * (n - 1))
-
-
-def _power(n: Values, g: Generator) -> Values:
-    return n ** g.uniform(0.85, 0.99)
-
-
-def _loss_per_doubling(n: Values, g: Generator) -> Values:
-    """Efficiency falls by the same points at each doubling."""
-    return n * np.maximum(0.1, 1 - g.uniform(0.01, 0.05) * np.log2(n))
-
-
-def _first_step(n: Values, g: Generator) -> Values:
-    """A loss from 1 to 2 ranks, as when communication begins, then Amdahl's law."""
-    return n * np.where(n > 1, g.uniform(0.8, 0.95), 1) / (1 + 10 ** g.uniform(-3, -2) * (n - 1))
-
-
-Truth = tuple[str, Callable[[Values, Generator], Values]]  # scaling, rate
-TRUTHS: dict[str, Truth] = {
-    "Amdahl": ("strong", _amdahl),
-    "USL": ("strong", _usl),
-    "linear": ("strong", _linear),
-    "ring, weak": ("weak", _ring),
-    "log2 N, weak": ("weak", _log),
-    "super-linear to 4": ("strong", _superlinear),
-    "power": ("strong", _power),
-    "points per doubling, weak": ("weak", _loss_per_doubling),
-    "first step, weak": ("weak", _first_step),
-    "Amdahl, weak": ("weak", _amdahl),
-}
 
 
 # Kinds of noise: factors of shape (runs,), median 1 of sound runs.
@@ -130,11 +71,6 @@ def measured(
     return {n: x * NOISES[kind](repeats, sd, g) for n, x in truth.items()}
 
 
-def curve_of(name: str, sizes: Sequence[int], g: Generator) -> dict[int, float]:
-    """The true rates at these sizes."""
-    return dict(zip(sizes, 1000 * TRUTHS[name][1](np.asarray(sizes, float), g), strict=True))
-
-
 def _wrong(
     fitted: dict[int, Sequence[float]], sd: float, *shown: tuple[float, float, float]
 ) -> bool:
@@ -149,51 +85,6 @@ def _wrong(
     value, _, high = shown[0]
     above = value > limit or high > limit * np.exp(1.96 * max(sd, _MOST_NOISE))
     return above or not all(0 < low <= middle <= high for middle, low, high in shown)
-
-
-def _forecast(
-    fitted: dict[int, Sequence[float]], truth: dict[int, float], scaling: str, sd: float
-) -> Any:
-    """By size beyond: a row of the bench; refused sizes have no forecast. sd: of a run."""
-    results = results_of({"ddp": fitted}, scaling)
-    try:
-        table = forecast_table(results, forecasts(results, tuple(truth)))
-        rows = {int(r["world_size"]): r for r in table.to_dict("records")}
-    except (ArithmeticError, ValueError):
-        rows = {}
-    for n, rate in truth.items():
-        times = n / max(fitted)
-        made = {"n": n, "times": times, "refused": n not in rows}
-        if n in rows:
-            row = rows[n]
-            value, low, high = (row[f"throughput{e}"] for e in ("", "_low", "_high"))
-            made |= {"error": abs(value / rate - 1), "held": low <= rate <= high}
-            share = tuple(row[f"efficiency{e}"] for e in ("", "_low", "_high"))
-            made |= {"width": high / low, "wrong": _wrong(fitted, sd, share, (value, low, high))}
-        yield made
-
-
-def synthetic(studies: int, fixed: tuple[int, float] | None = None) -> pd.DataFrame:
-    """Forecasts from 1 to 4, 8 or 16 ranks, of one more run at 2, 4, 8 and 16 times as many.
-
-    fixed: repeats and standard deviation of every study; default: drawn for each.
-    """
-    rows: list[dict[str, Any]] = []
-    for name, (scaling, _) in TRUTHS.items():
-        for i in range(studies):
-            g = np.random.default_rng([1, i, len(name)])
-            last, repeats = int(g.choice([4, 8, 16])), int(g.choice([1, 3, 3, 5]))
-            sd, kind = float(g.uniform(0.02, 0.05)), str(g.choice(list(NOISES)))
-            if fixed:
-                (repeats, sd), kind = fixed, "lognormal"
-            sizes = [2**k for k in range(10) if 2**k <= 16 * last]
-            truth = curve_of(name, sizes, g)
-            below = {n: x for n, x in truth.items() if n <= last}
-            fitted = measured(below, repeats, sd, kind, g)
-            new = {n: float(x * _lognormal(1, sd, g)[0]) for n, x in truth.items() if n > last}
-            facts = {"truth": name, "noise": kind, "repeats": repeats, "sd": sd, "last": last}
-            rows += [facts | row for row in _forecast(fitted, new, scaling, sd)]
-    return pd.DataFrame(rows)
 
 
 # Published tables, and what they say of the cost of a second node
@@ -461,16 +352,9 @@ def main() -> int:
     """Print all tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--studies", type=int, default=100, help="studies for each row")
-    parser.add_argument("--only", choices=("forecasts", "hidden", "published", "intervals", "life"))
+    parser.add_argument("--only", choices=("hidden", "published", "intervals", "life"))
     args = parser.parse_args()
     figures = Figures()
-    if args.only in (None, "forecasts"):
-        found = synthetic(args.studies)
-        three = synthetic(args.studies, (3, 0.03)).assign(all="3 repeats, 3 % noise")
-        whole = pd.concat([found.assign(all="made-up"), three])
-        for table, by in ((found, "truth"), (found, "repeats"), (whole, "all")):
-            print(*summary(table, by), "", sep="\n", flush=True)
-        figures |= figures_of("made-up", found)
     if args.only in (None, "hidden"):
         print(*summary(found := hidden(args.studies)), "", sep="\n", flush=True)
         figures |= figures_of("hidden communication", found)
