@@ -53,6 +53,9 @@ def test_energy_is_of_all_nodes_and_per_image_without_the_warm_up() -> None:
     assert row["joules_per_work"] == pytest.approx(150 * 6 / 40)  # from 1002.5 to 1008.5
     assert (row["joules_of"], row["energy_source"]) == ("node", "pm_counters (node)")
     assert row["cpu_busy_mean"] == pytest.approx(0.55)
+    # Of one node that lacks a counter there is none.
+    row = row_of(samples(0))
+    assert row.keys().isdisjoint({"energy_node_j", "joules_per_work"})
 
 
 def test_an_end_of_rank_0s_windows_that_no_other_rank_shares_is_passed_over() -> None:
@@ -61,12 +64,11 @@ def test_an_end_of_rank_0s_windows_that_no_other_rank_shares_is_passed_over() ->
     records = RunRecords([of_windows[0], own, *of_windows[1:]], of_ranks=samples(0))
     row = use_row(records, observed, SIZE | {"nodes": 1}, None)
     assert row["joules_per_work"] == pytest.approx(100 * 6 / 40)
-
-
-def test_a_node_that_lacks_a_counter_leaves_the_energy_empty() -> None:
-    row = row_of(samples(0))
-    assert row.keys().isdisjoint({"energy_node_j", "joules_per_work"})
-    assert row["cpu_busy_mean"] == pytest.approx(0.55)
+    # A pattern's line may be of one step, at the last step of a window of many: of no window.
+    lines = replace(observed, windows=False, single=True, source="pattern bar")
+    row = use_row(RunRecords(of_windows, of_ranks=samples(0)), lines, SIZE | {"nodes": 1}, None)
+    assert row["energy_node_j"] == pytest.approx(1000)
+    assert row.keys().isdisjoint({"joules_per_work", "joules_of"})
 
 
 @pytest.mark.parametrize(
@@ -107,15 +109,6 @@ def test_slurms_energy_counts_for_the_whole_job_only_where_it_was_alone() -> Non
     assert "energy_node_j" not in row_of([s | {"alone": False} for s in own], slurm_j=600.0)
 
 
-def test_lines_of_a_log_are_the_work_of_no_window() -> None:
-    """A pattern's line may be of one step, at the last step of a window of many."""
-    of_windows, observed = windows()
-    lines = replace(observed, windows=False, single=True, source="pattern bar")
-    row = use_row(RunRecords(of_windows, of_ranks=samples(0)), lines, SIZE | {"nodes": 1}, None)
-    assert row["energy_node_j"] == pytest.approx(1000)
-    assert row.keys().isdisjoint({"joules_per_work", "joules_of"})
-
-
 @pytest.mark.parametrize("wrong", ["x", True, None, [1], 10**400])
 def test_a_sample_of_another_type_is_as_if_it_were_not_there(wrong: Any) -> None:
     found = samples(0)
@@ -135,34 +128,24 @@ def test_samples_are_thinned() -> None:
     assert MAX_ROWS // 2 <= len(thinned) <= MAX_ROWS
 
 
-def study(busy: float, wait: float, joules: float = 2.0) -> Any:
-    """Two sizes; on the larger one the GPUs are less busy, and an image needs more energy."""
+def test_energy_is_in_the_tables_and_load_and_memory_are_drawn_over_time() -> None:
+    """On the larger of two sizes an image needs more energy."""
     rows = runs_of({"ddp": {1: [100.0], 2: [180.0]}})
     for row in rows:
-        larger = row["world_size"] == 2
-        row |= {"gpu_busy_mean": busy if larger else 0.95, "data_wait_share": wait}
         row |= {"throughput": row["images_per_s"], "throughput_unit": "images/s"}
-        row |= {"joules_per_work": joules * (1 + larger), "joules_of": "gpu"}
-    return results_from(frame(rows, RESULTS))
-
-
-def test_energy_is_in_the_tables() -> None:
-    results = study(0.9, 0.0)
+        row |= {"joules_per_work": 2.0 * row["world_size"], "joules_of": "gpu"}
+    results = results_from(frame(rows, RESULTS))
     assert [s.energy_kwh for s in results.sizes] == pytest.approx([100e3 / 3.6e6, 200e3 / 3.6e6])
     table = proposal_table(results, "GPUs")
     assert list(table.heads[-2:]) == ["J per image (gpu)", "kWh per epoch"]
     assert list(table.rows[0][-2:]) == ["2", "0.0278"]
-
-
-def test_load_and_memory_are_drawn_over_time() -> None:
-    results = study(0.9, 0.0)
-    rows = [
+    seen = [
         {"run_id": run_id, **one, "memory_mib": None if one["at_s"] == 3 else 2048.0}
         for run_id in results.runs["run_id"]
         for rank in (0, 1)
         for one in samples(rank)
     ]
-    figure = load_figure(replace(results, samples=frame(rows, SAMPLES)))
+    figure = load_figure(replace(results, samples=frame(seen, SAMPLES)))
     assert figure is not None
     busy, memory = figure.axes
     assert [len(axes.lines) for axes in (busy, memory)] == [2, 2]

@@ -78,15 +78,13 @@ def pool(samples: Sequence[Sample]) -> Pool | None:
     samples = [s for s in samples if s[0] and all(0 < v < math.inf for v in s[0])]
     logs = [np.log(values) for values, _ in samples]
     limit = _limit(logs)
-    flagged = sum(int(_far(group, limit).sum()) for group in logs)
-    if flagged > _MAX_OUTLIERS * sum(map(len, logs)):
+    if sum(int(_far(own, limit).sum()) for own in logs) > _MAX_OUTLIERS * sum(map(len, logs)):
         limit = math.inf
     sound = [group[~_far(group, limit)] for group in logs]
-    repeated = [(group, ranks) for group, (_, ranks) in zip(sound, samples, strict=True)]
-    repeated = [(group, ranks) for group, ranks in repeated if len(group) > 1]
-    freedoms = np.array([len(group) - 1 for group, _ in repeated], float)
-    if not len(freedoms):
+    repeated = [(g, ranks) for g, (_, ranks) in zip(sound, samples, strict=True) if len(g) > 1]
+    if not repeated:
         return None
+    freedoms = np.array([len(group) - 1 for group, _ in repeated], float)
     freedom, places = freedoms.sum(), np.log2([max(ranks, 1) for _, ranks in repeated])
     middle = float(np.average(places, weights=freedoms))
     squares = np.array([((group - group.mean()) ** 2).sum() for group, _ in repeated])
@@ -114,25 +112,22 @@ def outliers(groups: Sequence[Sequence[float]]) -> list[list[bool]]:
 
 def _far(logs: Values, limit: float) -> NDArray[np.bool_]:
     """Which logarithms of one size's values are outliers."""
-    far = np.asarray(abs(logs - np.median(logs)) > limit) if len(logs) else np.zeros(0, bool)
-    return far if len(logs) > 2 and 2 * far.sum() < len(logs) else np.zeros(len(logs), bool)
+    far = abs(logs - (np.median(logs) if len(logs) else 0.0)) > limit
+    return np.asarray(far & (len(logs) > 2 and 2 * far.sum() < len(logs)))
 
 
 def _limit(logs: Sequence[Values]) -> float:
     """How far the logarithm of a sound value may be from the median of its size."""
-    gaps = np.concatenate([np.empty(0), *map(_gaps, logs)])
-    if not len(gaps):
+    gaps = [np.empty(0)]  # the distances of the values from each other; of many, every k-th
+    for own in logs:
+        some = own[:: -(-len(own) // _MAX_PAIRED) or 1]
+        first, second = np.triu_indices(len(some), 1)
+        gaps.append(abs(some[first] - some[second]))
+    if not len(together := np.concatenate(gaps)):
         return math.inf
     freedom = sum(len(g) - 1 for g in logs if len(g))
-    limit = quantile(freedom, 1 - _FALSE) * float(np.quantile(gaps, 0.25)) / _QUARTILE
+    limit = quantile(freedom, 1 - _FALSE) * float(np.quantile(together, 0.25)) / _QUARTILE
     return max(limit, -math.log1p(-_MIN_SHARE))
-
-
-def _gaps(values: Values) -> Values:
-    """The distances of the values from each other; of many, every k-th value."""
-    some = values[:: -(-len(values) // _MAX_PAIRED) or 1]
-    first, second = np.triu_indices(len(some), 1)
-    return np.asarray(abs(some[first] - some[second]))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
