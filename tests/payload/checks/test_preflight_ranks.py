@@ -3,7 +3,6 @@
 What a fault is called is judged from facts in tests/unit/checks/test_preflight_judge.py.
 """
 
-import asyncio
 import multiprocessing
 import os
 import signal
@@ -18,10 +17,12 @@ import pytest
 
 from jobkit.checks.preflight import cli, rendezvous
 from jobkit.checks.preflight import facts as preflight_facts
+from jobkit.checks.preflight.rank import PreflightRank
 from jobkit.checks.preflight.rendezvous import (
     Connection,
     Rendezvous,
     Unreachable,
+    connect,
     connect_or_listen,
     listen,
 )
@@ -31,6 +32,7 @@ from support.rigs import environment
 
 CHECK = [sys.executable, "-m", "jobkit.checks.preflight.cli", "--dataset", "synthetic"]
 NAME = {"rank": 3, "host": "n2"}
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def free_port() -> int:
@@ -73,15 +75,17 @@ def test_a_signal_has_the_coordinator_report_at_once(monkeypatch, capsys) -> Non
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": str(free_port())}
     for name, value in {**place, "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
-    take = Rendezvous._take
+    facts, before = PreflightRank._facts, {n: signal.getsignal(n) for n in SIGNALS}
 
-    def stopped(self, *words) -> None:
-        take(self, *words)
-        os.kill(os.getpid(), signal.SIGTERM)
+    def stopped(self) -> dict:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        return facts(self)
 
-    monkeypatch.setattr(Rendezvous, "_take", stopped)
+    monkeypatch.setattr(PreflightRank, "_facts", stopped)
     assert cli.main(["--dataset", "synthetic", "--timeout", "3000"]) == 5
     assert "presence: rank 1" in capsys.readouterr().out
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def test_a_torch_that_cannot_be_imported_is_one_line(tmp_path) -> None:
@@ -114,23 +118,14 @@ def test_bad_words_end_with_2_and_a_place_that_contradicts_itself_with_5(
 # --- a rendezvous in this process ------------------------------------------------------------
 
 
-class Served:
+class Served(Rendezvous):
     def __init__(self, token: str = "t") -> None:
-        self.loop = asyncio.new_event_loop()
-        self.rendezvous = Rendezvous(token)
         listener = listen(0)
         self.port = listener.getsockname()[1]
-        threading.Thread(target=self.loop.run_forever, daemon=True).start()
-        self.do(self.rendezvous.serve(listener))
-
-    def do(self, coroutine):
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(300)
-
-    def gather(self, stage: str, count: int, timeout_s: float) -> list[dict]:
-        return self.do(self.rendezvous.gather(stage, count, timeout_s))
+        super().__init__(listener, token)
 
     def join(self, token: str = "t", **name) -> Connection:
-        return Connection("127.0.0.1", self.port, token, {**NAME, **name})
+        return connect("127.0.0.1", self.port, token, {**NAME, **name})
 
 
 def test_a_stage_ends_when_all_who_are_left_have_answered() -> None:
@@ -146,8 +141,8 @@ def test_a_stage_ends_when_all_who_are_left_have_answered() -> None:
     before = time.monotonic()
     assert {m["number"] for m in served.gather("results", 3, 250)} == {0, 2}
     assert len(served.gather("facts", 4, 0.1)) == 3  # one that connected and then hangs
-    served.rendezvous.hurried = True
-    assert len(served.gather("facts", 4, 250)) == 3 and len(served.rendezvous.connected) == 4
+    served.hurried = True
+    assert len(served.gather("facts", 4, 250)) == 3 and len(served.connected) == 4
     assert time.monotonic() - before < 200
 
 
@@ -156,7 +151,7 @@ def test_rank_0_listens_where_nobody_does_and_others_never(monkeypatch) -> None:
     monkeypatch.setattr(rendezvous, "_HELLO_S", 0.5)
 
     def meet(port: int, **more) -> Connection | socket.socket:
-        join = lambda: Connection("127.0.0.1", port, "t", NAME)  # noqa: E731
+        join = lambda: connect("127.0.0.1", port, "t", NAME)  # noqa: E731
         return connect_or_listen(join, port, **more)
 
     meet(free_port(), listens=True, timeout_s=300).close()
@@ -177,7 +172,7 @@ def test_a_rendezvous_does_not_take_another_jobs_rank_nor_tell_its_token() -> No
     with socket.create_connection(("127.0.0.1", served.port)) as stranger:
         stranger.sendall(b'{"hello": "job 7", "rank": 0, "host": "n1"}\n{"stage": "facts"}\n')
         assert stranger.recv(100) == b""
-    assert served.gather("facts", 1, 0.3) == [] and served.rendezvous.connected == []
+    assert served.gather("facts", 1, 0.3) == [] and served.connected == []
 
 
 DEEP, LONG = b"[" * 100_000 + b"\n", b"x" * (1 << 20)
@@ -198,7 +193,7 @@ def test_a_stranger_stops_nothing(sent: bytes, monkeypatch) -> None:
             assert stranger.recv(100) == b"", "it was answered"
         except ConnectionError:
             pass  # closed while it sent
-    assert len(served.rendezvous.connected) == 1
+    assert len(served.connected) == 1
 
 
 # --- what a process finds out ----------------------------------------------------------------

@@ -56,18 +56,6 @@ def test_float32_and_the_hooks_are_within_their_tolerances() -> None:
         assert each.ok and least < each.gradient and each.tolerance == most, each
 
 
-def test_every_strategy_and_its_variants_are_cases() -> None:
-    """At 1 to 4 ranks; what is not exact has a reason, a hook that compresses."""
-    assert {case.strategy for case in CASES} == set(STRATEGIES)
-    assert len({case.label for case in CASES}) == len(CASES) >= 20
-    assert [case.label for case in CASES if not case.exact] == [
-        f"ddp {hook} hook" for hook in HOOKS
-    ]
-    at = {world: {case.label for case in cases_of(ALL, world)} for world in (1, 2, 3, 4)}
-    assert {"single", "dp"} <= at[1] and not {"single", "dp"} & at[2]
-    assert all(set(CORE[world]) <= at[world] for world in CORE) and "pp x ddp" not in at[2]
-
-
 @pytest.mark.long
 def test_every_case_at_every_number_of_ranks() -> None:
     plans = {world: [c for c in cases_of(ALL, world) if c.exact] for world in (1, 2, 3, 4)}

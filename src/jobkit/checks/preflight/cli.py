@@ -47,7 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     rank that it has killed.
     """
     args, words = parser().parse_known_args(argv)
-    training = payload.parser().parse_args(words)
+    training_parser = payload.parser()
+    training_parser.prog = "jobkit preflight"
+    training = training_parser.parse_args(words)
     spec = payload.read_settings(training)
     run_dir = (training.run_dir or logs_root()).absolute()
     if "SLURM_JOB_ID" in os.environ and not {"SLURM_STEP_ID", "RANK"} & set(os.environ):

@@ -3,11 +3,9 @@
 Rank 0 is the coordinator as well, which gathers the facts of all, judges and reports them.
 """
 
-import asyncio
 import contextlib
 import os
 import signal
-import socket
 import tempfile
 import threading
 import time
@@ -26,9 +24,12 @@ from jobkit.checks.preflight.judge import (
     where,
 )
 from jobkit.checks.preflight.rendezvous import (
+    FACTS,
+    RESULTS,
     Connection,
     Rendezvous,
     Unreachable,
+    connect,
     connect_or_listen,
     is_here,
     listen,
@@ -89,7 +90,7 @@ class PreflightRank:
                 target=lambda: self._take_part(self._connect(port)), daemon=True
             )
             part.start()
-            code = asyncio.run(self._coordinate(met))
+            code = self._coordinate(Rendezvous(met, self._token))
             part.join(1)
             return code
         except Unreachable as error:
@@ -99,7 +100,7 @@ class PreflightRank:
 
     def _connect(self, port: int) -> Connection:
         name = {"host": self._who["host"], "rank": self._who["rank"]}
-        return Connection(self._place.master_addr, port, self._token, name)
+        return connect(self._place.master_addr, port, self._token, name)
 
     def _alone(self, why: str) -> int:
         """Report from this process alone that the others cannot be reached."""
@@ -119,7 +120,7 @@ class PreflightRank:
     def _take_part(self, connection: Connection) -> int:
         """Send the facts, do the coordinator's task, send the results, wait for the end."""
         try:
-            connection.send({"stage": "facts", **self._facts()})
+            connection.send({"stage": FACTS, **self._facts()})
             task = connection.receive(self._timeout_s + self._together_s)
             # The run's folder may be another one on another node, and so may that of the data.
             results: dict[str, Any] = {"hidden": not (self._run_dir / task["probe"]).exists()}
@@ -128,7 +129,7 @@ class PreflightRank:
             if task["group"]:
                 results |= together(self._place, self._spec.device, self._group_s)
             name = {"host": self._who["host"], "rank": self._who["rank"]}
-            connection.send({"stage": "results", **name, **results})
+            connection.send({"stage": RESULTS, **name, **results})
             connection.receive(self._together_s)
         except (OSError, ValueError) as error:
             return self._alone(f"the coordinator ended early: {error}")
@@ -153,15 +154,13 @@ class PreflightRank:
             facts |= find.data(spec.dataset, folder, (spec.train_samples, spec.test_samples))
         return facts
 
-    async def _coordinate(self, listener: socket.socket) -> int:
+    def _coordinate(self, meeting: Rendezvous) -> int:
         """Gather what the ranks found out alone, then what they did together; report both."""
-        meeting = Rendezvous(self._token)
-        await meeting.serve(listener)
         for number in (signal.SIGTERM, signal.SIGINT):  # srun ends all ranks when one fails
-            asyncio.get_running_loop().add_signal_handler(number, setattr, meeting, "hurried", True)
+            signal.signal(number, lambda *_: setattr(meeting, "hurried", True))
         expected = self._who["tasks"] or self._place.world_size
         left = self._start + self._timeout_s - time.monotonic()
-        facts = await meeting.gather("facts", expected, left)
+        facts = meeting.gather(FACTS, expected, left)
         if not facts:
             result = CheckResult("presence")
             result.fault(where(meeting.connected) or "all", "no rank has reported", HUNG_NODE)
@@ -182,11 +181,11 @@ class PreflightRank:
                 "group": not any(c.faults for c in checks if c.check in NEEDED_FOR_A_GROUP),
             }
             meeting.answer(task)
-            results = await meeting.gather("results", len(facts), self._together_s)
+            results = meeting.gather(RESULTS, len(facts), self._together_s)
         results.sort(key=lambda r: r["rank"])
         code = self._show([*checks, *judge_together(facts, results, task)])
         meeting.answer({"end": True})
-        await meeting.finish(1)
+        meeting.finish(1)
         return code
 
     def _port_fault(self) -> str:
