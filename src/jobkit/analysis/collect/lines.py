@@ -118,7 +118,7 @@ def observed_lines(
             count = f"{counted(len(slow), 'line')} of {source}"
             why = f"with a step of over {SLOW} times the median, as with an evaluation in it"
             not_taken.append(f"{count} {why}: the mean has them")
-    return _in_one_unit(steps, planned, source, not_taken, pattern.spans == "step")
+    return _in_one_unit(steps, planned, source, not_taken)
 
 
 def observed_metrics(
@@ -270,7 +270,6 @@ def _in_one_unit(
     planned: Mapping[str, Any],
     source: str,
     not_taken: Sequence[str],
-    single: bool = False,
 ) -> Observed | None:
     """The observations in one unit: of those in another one the times alone remain."""
     if not (steps or not_taken):
@@ -285,7 +284,6 @@ def _in_one_unit(
         steps=[o if o.unit in (None, unit) else replace(o, rate=None, work=None) for o in steps],
         unit=unit,
         work_per_step=per_step,
-        single=single,
         source=source,
         not_taken=not_taken,
     )

@@ -215,12 +215,9 @@ def _of_runs(
     runs: pd.DataFrame, parts: Sequence[Sequence[Row]], columns: tuple[Column, ...]
 ) -> pd.DataFrame:
     """A table with rows of each run. Values that a program names itself keep their names."""
-    keys = [c.name for c in columns if c.name in OF_RUN]
-    others = tuple(c for c in columns if c.name not in keys)
-    values = frame([*chain.from_iterable(parts)], others, IDENTIFIES)
-    of_run = runs[keys].loc[runs.index.repeat([*map(len, parts)])]
-    table = pd.concat([of_run.reset_index(drop=True), values], axis=1)
-    return table[[*(c.name for c in columns), *values.columns[len(others) :]]]
+    of_runs = records(runs[[c.name for c in columns if c.name in OF_RUN]])
+    rows = (row | of_run for of_run, part in zip(of_runs, parts, strict=True) for row in part)
+    return frame([*rows], columns, IDENTIFIES)
 
 
 def _read_study(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:

@@ -39,7 +39,7 @@ from jobkit.errors import UsageError
 from jobkit.metric.kinds import COMMON, KINDS, Record
 from jobkit.metric.pattern import pattern_of
 from jobkit.outcome.logs import open_log
-from jobkit.outcome.state import RunState, seconds
+from jobkit.outcome.state import RunState
 from jobkit.paths import RunPaths, read_json
 from jobkit.spec.command import CommandSpec
 from jobkit.spec.runspec import PlannedRun, RunSpec
@@ -100,11 +100,9 @@ def ranks_together(paths: RunPaths, records: RunRecords, spec: object) -> str | 
 
 def wall_time_s(paths: RunPaths, attempts: int) -> float | None:
     """Seconds from the start of the run's job to its end; None for a run of several attempts."""
-    job: Record = read_json(paths.job) or {}
-    if isinstance(elapsed := job.get("elapsed_s"), float) and 0 < elapsed < math.inf:
-        return elapsed if attempts <= 1 else None  # by a clock that does not jump
-    begun, ended = seconds(job.get("started")), seconds(job.get("ended"))
-    return ended - begun if attempts <= 1 and 0 < begun < ended < math.inf else None
+    elapsed = (read_json(paths.job) or {}).get("elapsed_s")  # by a clock that does not jump
+    is_time = isinstance(elapsed, float) and 0 < elapsed < math.inf
+    return elapsed if is_time and attempts <= 1 else None
 
 
 def recorded_spec(records: RunRecords) -> RunSpec | None:
@@ -153,7 +151,7 @@ def result_row(
         "exit_code": state.exit_code,
         "attempts": state.attempts,
         "wall_time_s": wall_s,
-        **{f"breakdown_{name}": value for name, value in parts.items()},
+        **{k: v for name, v in parts.items() if (k := f"breakdown_{name}") in _RESULT_NAMES},
         "warnings": len(serious),
         "warnings_text": " | ".join(texts) or None,
         "lines_rejected": sum(r.count for r in records.rejects),

@@ -8,7 +8,6 @@ the time of all steps after the warm-up.
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
 from typing import Any
 
 from jobkit.analysis.tables.frames import Row
@@ -20,7 +19,6 @@ NO_UNIT = "units"  # of work that is counted or stated without a unit
 TRAINING = "training"  # jobkit's own, whose rate is that of its epochs
 PERCENTILES = ("step_p50_s", "step_p95_s", "step_p99_s", "step_max_s")
 _TOO_LARGE = 1 << 63  # to be computed with
-_MIN_SINGLE = 20  # steps, for percentiles of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +47,6 @@ class Observed:
     steps: Sequence[Observation] = ()
     unit: str | None = None  # of work: images, samples, tokens
     work_per_step: float | None = None  # over all ranks
-    single: bool = False  # an observation is one step of several
     windows: bool = False  # an observation is a window of the meter, of known beginning and end
     source: str = ""  # meter, auto, pattern NAME, metric lines, TRAINING
     work_source: str | None = None  # of the windows' work: stated, computed, counted, inferred
@@ -78,12 +75,7 @@ def rate_row(observed: Observed) -> Row:
     if waited:
         row["data_wait_share"] = min(1.0, _sum(waited, "data_wait_s") / _sum(waited, "time_s"))
     if not timed[0].warmup:  # else all of them are
-        times = sorted(o.time_s for o in with_time if o.time_s) if observed.single else []
-        if len(times) >= _MIN_SINGLE:
-            places = zip(PERCENTILES, (0.5, 0.95, 0.99, 1.0), strict=True)
-            row |= {name: times[min(len(times) - 1, int(p * len(times)))] for name, p in places}
-        else:
-            row |= over_windows((o.percentiles, o.steps or 1) for o in timed)
+        row |= over_windows((o.percentiles, o.steps or 1) for o in timed)
     return {k: v for k, v in row.items() if v is not None}
 
 
@@ -101,13 +93,11 @@ def _rate(
     if rated:  # the mean over equal numbers of steps is the harmonic one
         return sum(n for n, _ in rated) / sum(n / rate for n, rate in rated), unit
     counted = [o for o in timed if o.work is not None and o.time_s]
-    if counted and not observed.single:
+    if counted:
         return _sum(counted, "work") / _sum(counted, "time_s"), unit
-    per_step = observed.work_per_step
-    if not per_step and counted:
-        per_step = median((o.work or 0) / (o.steps or 1) for o in counted)
     if not step_s:
         return None, unit
+    per_step = observed.work_per_step
     return (per_step / step_s, unit) if per_step else (1 / step_s, "steps")
 
 

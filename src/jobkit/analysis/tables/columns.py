@@ -140,7 +140,6 @@ breakdown_communication_s NUMBER of a step: exposed communication, in which noth
 breakdown_data_wait_s NUMBER of a step: waiting for batches; on a GPU while it is idle
 breakdown_host_s NUMBER of a step: the rest: Python, launches, the program's own code
 breakdown_waiting_s NUMBER of a step: waiting inside collectives for ranks that come later
-breakdown_idle_s NUMBER of a step: idle GPU, data_wait_s and host_s together; empty on the CPU
 breakdown_last_rank_wait_s NUMBER of a step: waiting for the last rank's end of the step; with the
     first four it adds up to iteration_s
 breakdown_iteration_s NUMBER of a step: wall time of the profiled steps, maximum over ranks, and
@@ -154,11 +153,8 @@ breakdown_random_imbalance_s NUMBER of a step: lost to ranks that are late in tu
 breakdown_slow_steps_s NUMBER of a step: by how much the mean step of the whole run is longer than
     its typical one, for other reasons than data: rare slow steps; on several ranks also in
     communication_s and waiting_s, on one in host_s
-breakdown_profiling_share NUMBER by how much profiled steps are longer than a typical one, as a
-    share
 breakdown_difference_s NUMBER of a step: ddp of jobkit's own training: by how much it is longer
     than without communication, which also slows computing
-breakdown_profiled_steps COUNT steps of a rank in these means
 breakdown_ranks COUNT ranks that were profiled
 breakdown_late_s NUMBER of a step: by how much the late rank or node is later than the others
 breakdown_late_rank COUNT the rank that comes last beyond chance; empty where none does, or where a
