@@ -65,7 +65,7 @@ def test_an_end_of_rank_0s_windows_that_no_other_rank_shares_is_passed_over() ->
     row = use_row(records, observed, SIZE | {"nodes": 1}, None)
     assert row["joules_per_work"] == pytest.approx(100 * 6 / 40)
     # A pattern's line may be of one step, at the last step of a window of many: of no window.
-    lines = replace(observed, windows=False, single=True, source="pattern bar")
+    lines = replace(observed, windows=False, source="pattern bar")
     row = use_row(RunRecords(of_windows, of_ranks=samples(0)), lines, SIZE | {"nodes": 1}, None)
     assert row["energy_node_j"] == pytest.approx(1000)
     assert row.keys().isdisjoint({"joules_per_work", "joules_of"})
