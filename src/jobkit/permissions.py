@@ -1,5 +1,6 @@
 """Who may write into the folders under logs/."""
 
+import contextlib
 import grp
 import os
 import pwd
@@ -21,18 +22,13 @@ def private_folder(folder: Path) -> Path:
     One that was there already is closed too.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        what = "is a link" if folder.is_symlink() else error.strerror
-        raise UsageError(f"{folder} {what}: remove it") from None
-    try:
-        if os.fstat(handle).st_uid != os.geteuid():
-            raise UsageError(f"{folder} is somebody else's: remove it")
-        os.fchmod(handle, 0o700)  # it takes the rights of an inherited ACL away as well
-    finally:
-        os.close(handle)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        what = "a link" if folder.is_symlink() else "somebody else's, or a file"
+        raise UsageError(f"{folder} is {what}: remove it")
+    folder.chmod(0o700)  # it takes the rights of an inherited ACL away as well
     return folder
 
 

@@ -79,7 +79,7 @@ OF_SITE = ["--study", "demo", "--site"]
 ATTACKS: list[tuple[Callable[[Path], None], Callable[[], object], object, str]] = [
     (plant_file, lambda: launch([*OF_SITE, "mine", *DRY]), 2, "is it the file ./mine"),
     (plant_file, lambda: launch([*OF_SITE, "local", *DRY]), 0, "runs would start"),
-    (plant_folder, compile_cache, None, "somebody else's: remove it"),
+    (plant_folder, compile_cache, None, "somebody else's, or a file: remove it"),
     (plant_study, start_in_shared_logs, 2, "may write there"),
     (plant_links, lambda: status(["./theirs"]), 2, "not a plan"),
     (plant_links, lambda: collect_main(["./theirs"]), 2, "--out DIR"),
