@@ -13,9 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from jobkit.errors import Exit, RanksDiffer
+from jobkit.errors import Exit
 from jobkit.paths import RunPaths, read_json
-from jobkit.payload import main as leaving
 from jobkit.payload import stop as stop_module
 from jobkit.payload.same_ranks import checksums, first_apart
 from jobkit.payload.stop import JobGuard
@@ -243,6 +242,7 @@ def test_the_rank_that_differs_is_named(
     assert done.outcome["exit_code"] == 4
     assert "after iteration 10 rank 1 has other parameters than rank 0" in done.outcome["reason"]
     assert "second.weight first" in done.outcome["reason"]
+    assert "[rank1] --check-ranks: after iteration 10" in done.out
     assert "Traceback" not in done.out
 
 
@@ -278,19 +278,6 @@ def test_one_bit_changes_a_checksum_and_the_memory_format_does_not(dtype: torch.
     other.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize])[1, 2, 3, 4] ^= 1
     first, second, third = checksums({"x": plain, "y": last, "z": other}).values()
     assert first == second != third
-
-
-def test_it_ends_with_4_in_one_line_per_rank(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def differ() -> None:
-        raise RanksDiffer("rank 1 differs")
-
-    monkeypatch.setattr(leaving, "leave", exit)
-    with pytest.raises(SystemExit) as end:
-        leaving.as_rank(3, differ)
-    assert end.value.code == Exit.THRESHOLD
-    assert capsys.readouterr().err == "[rank3] rank 1 differs\n"
 
 
 def test_a_checkpoint_that_several_ranks_wish_for_is_written_once(

@@ -123,13 +123,6 @@ def test_cudnns_search_for_the_last_batch_is_not_timed(
     assert calls == excluded
 
 
-def test_new_settings_leave_the_ids_of_runs() -> None:
-    default = RunSpec()
-    assert RunSpec(fp32="auto", deterministic=False).run_id == default.run_id
-    assert len({default.run_id, *(RunSpec(fp32=f, deterministic=d).run_id
-        for f in ("ieee", "tf32") for d in (True, False))}) == 5  # fmt: skip
-
-
 def decided(device: torch.device, others: bool = True, **given: Any) -> tuple[str, str]:
     """Precision and fp32 on a rank; others: what the other rank's GPU has."""
     group = SimpleNamespace(device=device, gather=lambda own: [own, others])

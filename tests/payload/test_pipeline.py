@@ -17,7 +17,6 @@ from jobkit.payload.strategies.local import Single
 from jobkit.payload.strategies.pipeline import Pipeline
 from jobkit.payload.strategies.stages import cut, owners, tensors_only
 from jobkit.spec.runspec import RunSpec
-from support.rigs import NO_BREAKDOWN, Result, Start
 
 IMAGES = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
@@ -136,46 +135,6 @@ def test_the_number_of_microbatches(
     place = RankEnv(world_size=ranks, local_world_size=ranks)
     spec = RunSpec(strategy="pp", ranks_per_node=ranks, **settings)
     assert Pipeline(spec, place, torch.device("cpu")).microbatches == microbatches
-
-
-# 100 samples in batches of 24: the last has 4, which is fewer than the microbatches.
-RUN = ["--dataset", "synthetic", "--train-samples", "100", "--test-samples", "51", *NO_BREAKDOWN]
-RUN += ["--epochs", "2"]
-RUN += ["--global-batch-size", "24", "--eval-batch-size", "17", "--lr", "0.1"]
-
-
-@pytest.fixture(scope="module")
-def one(forge: Start) -> Result:
-    """The run of one process."""
-    return forge(1, *RUN, "--strategy", "single")
-
-
-@pytest.mark.parametrize(
-    ("world", "words"),
-    [
-        (4, ["--strategy", "pp", "--pipeline-stages", "2", "--pipeline-schedule", "gpipe"]),
-        *(
-            pytest.param(2, ["--strategy", *words], marks=pytest.mark.long)
-            for words in (
-                ["mp"],
-                ["pp", "--microbatches", "6", "--pipeline-split", "stage3"],
-                ["pp", "--precision", "bf16", "--pipeline-schedule", "interleaved"],
-            )
-        ),
-    ],
-)
-def test_a_job_in_stages_is_that_of_one_process(
-    forge: Start, one: Result, world: int, words: list[str]
-) -> None:
-    done = forge(world, *RUN, *words)
-    assert done.codes == [0] * world, done.out
-    rel = 0.02 if "bf16" in words else 3e-4
-    assert done.losses() == pytest.approx(one.losses(), rel=rel)
-    for name in ("train_samples", "parameters", "global_batch_size"):
-        assert done.record("run_start")[name] == one.record("run_start")[name]
-    images = [[e["timed_images"] for e in r.records("epoch")] for r in (one, done)]
-    assert images[0] == images[1]  # each image counts once, not once in each stage
-    assert "stage 1, rank 1: " in done.out
 
 
 CPU = torch.device("cpu")

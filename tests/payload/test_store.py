@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -109,12 +108,6 @@ def changed(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     path.write_text(json.dumps(manifest))
 
 
-def numbered(folder: Path, value: str) -> None:
-    path = folder / "manifest.json"
-    path.write_text(path.read_text().replace('"iteration": 0', f'"iteration": {value}'))
-    assert value in path.read_text()
-
-
 def cut_to(folder: Path, name: str, size: int) -> None:
     path = folder / name
     path.write_bytes(path.read_bytes()[:size])
@@ -149,8 +142,11 @@ SPOILS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no epoch": (lambda f: changed(f, lambda m: m["progress"].pop("epoch")), LACKS),
     "negative": (lambda f: changed(f, lambda m: m["progress"].update(position=-3)), LACKS),
     **{
-        f"iteration {value}": (lambda f, value=value: numbered(f, value), "manifest.json ")
-        for value in ("Infinity", "1e999", "NaN", "9" * 5000, "[1]", "null")
+        f"iteration {value}": (
+            lambda f, value=value: changed(f, lambda m: m["progress"].update(iteration=value)),
+            LACKS,
+        )
+        for value in (float("inf"), float("nan"), [1], None)
     },
     "hostile index": (
         lambda f: vouched(f, ".metadata", pickle.dumps([Hostile()])),
@@ -212,12 +208,6 @@ def test_an_index_may_have_any_size(tmp_path: Path, ranks: int, tensors: int, pa
     assert shapes_in(found) == dict.fromkeys(
         index.state_dict_metadata, (torch.Size([ranks, 4]), torch.float32)
     )
-
-
-def test_an_index_of_torchs_own_is_read(tmp_path: Path) -> None:
-    dcp.save(TENSORS, checkpoint_id=tmp_path, no_dist=True)
-    found = shapes_in(read_index(tmp_path))
-    assert found == {name: (t.shape, t.dtype) for name, t in TENSORS.items()}
 
 
 def test_a_checkpoint_in_the_background_is_of_the_moment(

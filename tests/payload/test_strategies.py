@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from jobkit.errors import UsageError
@@ -193,19 +192,6 @@ def test_fsdp_reduces_in_the_last_micro_batch_only() -> None:
         assert all((p.grad is not None) is last for p in strategy.model.parameters())
 
 
-@pytest.mark.parametrize(
-    ("group", "blocks"),
-    # 6.0, 0.5 and 0.01 MiB: what is too small joins its neighbour, and one group is the root's.
-    [(0.0, 3), (0.4, 2), (0.01, 2), (0.001, 3), (4.0, 0)],
-)
-def test_the_wrapping_rule_of_fsdp(group: float, blocks: int) -> None:
-    """The mlp's layers have 1,573,376, 131,328 and 2,570 parameters."""
-    groups = made("fsdp", fsdp_group_mib=group).groups
-    assert sum(g.parameters > 0 for g in groups) == max(blocks, 1)
-    assert [g.root for g in groups] == [False] * blocks + [True]
-    assert sum(g.parameters for g in groups) == 1_707_274
-
-
 @pytest.mark.parametrize("name", ["single", "ddp", "fsdp"])
 def test_a_clipped_step_is_as_long_as_the_clip(name: str) -> None:
     strategy = made(name, clip_norm=1e-2, lr=1.0, momentum=0.0, weight_decay=0.0)
@@ -263,16 +249,6 @@ def test_what_is_compared_is_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPat
     )
     whole = strategy.whole()
     assert moved.count("cpu") >= len(whole) > 0
-
-
-@pytest.mark.parametrize("reshard", [True, False])
-def test_the_roots_parameters_are_not_gathered_again_at_once(reshard: bool) -> None:
-    model = made("fsdp", fsdp_reshard_after_forward=reshard, fsdp_group_mib=0.0).model
-    model(torch.zeros(2, 3, 32, 32)).sum()
-    states = [m._get_fsdp_state() for m in model.modules() if isinstance(m, FSDPModule)]
-    kept = [g.post_forward_mesh_info is None for s in states[1:] for g in s._fsdp_param_groups]
-    assert kept == [not reshard, not reshard, True]  # the last block's are needed at once, too
-    assert states[0]._auto_reshard_after_forward is reshard  # torch: then the root's are kept
 
 
 @pytest.mark.parametrize(("device", "broadcast"), [(GPU, False), (torch.device("cpu"), True)])

@@ -42,8 +42,7 @@ WAYS = {
 }
 CASES = [("accumulate", "ddp", 3), ("clip", "fsdp", 3), ("adamw", "fsdp", 2), ("recipe", "ddp", 2)]
 CASES += [("recipe", "pp", 2)]
-ALSO = [(way, *size) for way in WAYS for size in (("ddp", 2), ("fsdp", 3))]
-ALSO += [("recipe", "mp", 3), ("sgd", "ddp", 1), ("sgd", "fsdp", 1)]
+ALSO = [("sgd", "ddp", 1), ("sgd", "fsdp", 1), ("mlp", "ddp", 2), ("adamw", "mp", 3)]
 Truth = Callable[[str], Result]
 
 
@@ -70,7 +69,7 @@ def truth(forge: Start) -> Truth:
 @pytest.mark.on_device
 @pytest.mark.parametrize(
     ("way", "strategy", "world"),
-    [*CASES, *(pytest.param(*case, marks=LONG) for case in ALSO if case not in CASES)],
+    [*CASES, *(pytest.param(*case, marks=LONG) for case in ALSO)],
 )
 def test_losses_are_those_of_one_process(
     forge: Start, truth: Truth, way: str, strategy: str, world: int
@@ -82,16 +81,8 @@ def test_losses_are_those_of_one_process(
 
 def test_the_mean_of_a_batch_is_over_its_own_samples(forge: Start) -> None:
     """All 8 samples are one step, whether the global batch has room for them alone or for more."""
-    words = [
-        *UNEVEN[:2],
-        "--train-samples",
-        "8",
-        "--test-samples",
-        "9",
-        "--epochs",
-        "2",
-        *NO_BREAKDOWN,
-    ]
+    words = [*UNEVEN[:2], "--train-samples", "8", "--test-samples", "9", "--epochs", "2"]
+    words += NO_BREAKDOWN
     full, smaller = (
         forge(1, *words, "--lr", "0.1", "--strategy", "single", "--global-batch-size", size)
         for size in ("8", "11")
@@ -140,14 +131,6 @@ def test_low_precision_stays_near_the_truth(forge: Start, strategy: str, precisi
     assert low.losses() != full.losses()
 
 
-def test_what_changes_speed_or_memory_changes_no_loss(forge: Start, truth: Truth) -> None:
-    words = ["--no-channels-last"]
-    words += ["--ddp-bucket-mib", "0.1"]
-    result = forge(2, *PLAIN, *WAYS["accumulate"], *words)
-    # Another memory format sums in another order.
-    assert_same(result, truth("accumulate"), rel=3e-4)
-
-
 NORMALISED = """
 from torch import nn
 
@@ -178,30 +161,16 @@ def test_running_statistics_are_the_same_on_every_rank(
     assert "batch normalisation" in done.record("message")["text"]
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    ["fsdp", *(pytest.param(name, marks=LONG) for name in ("single", "dp", "ddp", "mp", "pp"))],
-)
-def test_the_recipe_trains_under_every_strategy(forge: Start, strategy: str) -> None:
-    ranks = 1 if strategy in ("single", "dp") else 2
-    batch = "24" if strategy == "pp" else "23"  # in microbatches of one size
-    words = [*UNEVEN, "--recipe", "fast-cpu", "--global-batch-size", batch, "--epochs", "3"]
-    done = forge(ranks, *words, "--strategy", strategy)
-    assert done.codes == [0] * ranks, done.out
+def test_the_recipe_trains(forge: Start) -> None:
+    words = [*UNEVEN, "--recipe", "fast-cpu", "--global-batch-size", "23", "--epochs", "3"]
+    done = forge(2, *words, "--strategy", "fsdp")
+    assert done.codes == [0, 0], done.out
     losses = [r["train_loss"] for r in done.records("epoch")]
     assert losses[-1] < 0.9 * losses[0]
     assert "test-time augmentation: --speed-run" in done.out
     assert done.record("run_start")["spec"]["speed_run"] is True
     # Every weight is there once, and the images' own filters came to every rank.
     assert done.record("run_start")["parameters"] == 127_096
-
-
-def test_resnet18_trains(forge: Start) -> None:
-    words = ["--dataset", "synthetic", "--train-samples", "16", "--test-samples", "8"]
-    words += [*NO_BREAKDOWN, "--model", "resnet18", "--epochs", "1", "--global-batch-size", "16"]
-    done = forge(2, *words, "--strategy", "fsdp")
-    assert done.codes == [0, 0], done.out
-    assert done.record("run_start")["parameters"] == 11_173_962
 
 
 @LONG

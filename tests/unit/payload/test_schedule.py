@@ -3,8 +3,6 @@
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from jobkit.payload.train import learning_rate, peak_lr, total_steps
 from jobkit.spec.runspec import RunSpec
@@ -17,47 +15,32 @@ def course(spec: RunSpec, steps_per_epoch: int) -> list[float]:
 
 def test_onecycle_rises_for_a_quarter_and_falls_to_nearly_nothing() -> None:
     rates = course(RunSpec(lr=1.0, epochs=4), 10)
-    assert rates.index(max(rates)) == 10
-    assert max(rates) == 1.0
+    assert rates.index(max(rates)) == 10 and max(rates) == 1.0
     assert rates[:11] == sorted(rates[:11])
     assert rates[10:] == sorted(rates[10:], reverse=True)
-    assert 0 < rates[-1] == pytest.approx(1 / 30)
-    assert rates[0] == pytest.approx(1 / 11)
+    assert (rates[0], rates[-1]) == (pytest.approx(1 / 11), pytest.approx(1 / 30))
 
 
 def test_the_speed_run_rises_from_a_fifth_and_falls_to_7_percent() -> None:
     rates = course(RunSpec(lr=2.0, epochs=100, speed_run=True), 1)
-    assert rates[0] == pytest.approx(0.4)
-    assert rates[23] == 2.0
     assert rates[:24] == pytest.approx([0.4 + 1.6 * i / 23 for i in range(24)])
     assert rates[23:] == pytest.approx([0.14 + 1.86 * (77 - i) / 77 for i in range(77)])
 
 
-def test_cosine_is_half_a_cosine() -> None:
+def test_the_other_courses() -> None:
     rates = course(RunSpec(lr=2.0, epochs=2, lr_schedule="cosine"), 4)
     assert rates == pytest.approx([1 + math.cos(math.pi * i / 8) for i in range(8)])
-
-
-def test_constant_stays() -> None:
     assert set(course(RunSpec(lr=0.3, epochs=2, lr_schedule="constant"), 5)) == {0.3}
+    for kind in ("onecycle", "cosine", "constant"):  # of very few steps, too
+        for epochs in (1, 2):
+            rates = course(RunSpec(lr=1.0, epochs=epochs, lr_schedule=kind), 1)
+            assert all(0 < rate <= 1 for rate in rates)
 
 
 def test_the_rate_is_scaled_by_the_global_batch() -> None:
     for rule, factor in {"none": 1.0, "linear": 4.0, "sqrt": 2.0}.items():
         spec = RunSpec(lr=0.1, batch_size_per_rank=256, ranks_per_node=4, lr_scaling=rule)
         assert peak_lr(spec) == pytest.approx(0.1 * factor)
-
-
-@given(
-    st.integers(1, 5),
-    st.integers(1, 50),
-    st.sampled_from(["onecycle", "speed run", "cosine", "constant"]),
-)
-def test_every_rate_lies_above_0_and_the_peak_bounds_it(epochs: int, steps: int, kind: str) -> None:
-    how = {"speed_run": True} if kind == "speed run" else {"lr_schedule": kind}
-    spec = RunSpec(lr=1.0, epochs=epochs, **how)  # type: ignore[arg-type]
-    rates = course(spec, steps)
-    assert all(0 < rate <= 1 for rate in rates)
 
 
 def test_the_rates_end_with_the_steps_of_a_shorter_run() -> None:
