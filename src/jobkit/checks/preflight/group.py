@@ -35,7 +35,7 @@ _VIA = re.compile(
 def together(place: RankEnv, wanted: str, timeout_s: float) -> Results:
     """Return what the job's process group measured; a fault is a result as well."""
     is_ours = "NCCL_DEBUG_FILE" not in os.environ
-    log = Log(keep_log())  # before NCCL is initialised
+    log = keep_log()  # before NCCL is initialised
     try:
         return _measure(join(wanted, place, timeout_s), log, timedelta(seconds=timeout_s))
     except (RuntimeError, UsageError, ValueError) as error:
@@ -43,10 +43,10 @@ def together(place: RankEnv, wanted: str, timeout_s: float) -> Results:
         return {"group_fault": text.splitlines()[0][:300]}
     finally:
         if is_ours:
-            shutil.rmtree(log.path.parent, ignore_errors=True)
+            shutil.rmtree(log.parent, ignore_errors=True)
 
 
-def _measure(group: Group, log: "Log", timeout: timedelta) -> Results:
+def _measure(group: Group, log: Path, timeout: timedelta) -> Results:
     """Return the sum over all ranks, the latency, and the bandwidth between nodes (or ranks)."""
     place, device = group.place, group.device
     total = group.reduce({"ranks": place.rank + 1}, "sum")["ranks"]
@@ -56,7 +56,7 @@ def _measure(group: Group, log: "Log", timeout: timedelta) -> Results:
     # the ranks of this smaller group in NCCL's log.
     leaders = list(range(0, place.world_size, place.local_world_size))
     members = leaders if len(leaders) > 1 else list(range(place.world_size))
-    found = links(log.new_text(), range(place.world_size))
+    first_log = read_log(log)
     if len(members) > 1:
         inner = dist.new_group(members, timeout=timeout)  # every rank must call this
         for mib in _SIZES_MIB[device.type] if place.rank in members else ():
@@ -69,8 +69,9 @@ def _measure(group: Group, log: "Log", timeout: timedelta) -> Results:
             results["wrong_sums"] = wrong_sums(device, members.index(place.rank), inner)
         dist.barrier()
     if group.backend == "nccl":
-        found += links(log.new_text(), members)
-        results["links"] = list(dict.fromkeys(found))[:_MAX_LINKS]
+        ways = links(first_log, range(place.world_size))
+        ways += links(read_log(log)[len(first_log) :], members)
+        results["links"] = list(dict.fromkeys(ways))[:_MAX_LINKS]
     group.close()
     return results
 
@@ -130,22 +131,13 @@ def keep_log(environ: MutableMapping[str, str] = os.environ) -> Path:
     return Path(name.replace("%h", socket.gethostname().split(".")[0]))
 
 
-class Log:
-    """The log of this process, read in parts: each group's lines have ranks of that group."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self._offset = path, 0
-
-    def new_text(self) -> str:
-        """Return what was added since the last call; nothing where it cannot be read."""
-        try:
-            with open_regular(self.path) as file:
-                file.seek(self._offset)
-                content = file.read(MAX_TEXT)
-        except OSError:
-            return ""
-        self._offset += len(content)
-        return content.decode(errors="replace")
+def read_log(path: Path) -> str:
+    """Return the log of this process so far; nothing where it cannot be read."""
+    try:
+        with open_regular(path) as file:
+            return file.read(MAX_TEXT).decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def links(text: str, members: Sequence[int]) -> list[tuple[int, int, str]]:

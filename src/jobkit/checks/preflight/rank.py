@@ -114,7 +114,8 @@ class PreflightRank:
         faults = sum(len(result.faults) for result in results)
         end = f"{faults} fault{'s' * (faults > 1)}" if faults else "all checks passed"
         lines = [f"[preflight] {line}" for result in results for line in result.lines()]
-        print(*lines, f"[preflight] {end} ({time.monotonic() - self._start:.1f} s)", sep="\n")
+        took = f"({time.monotonic() - self._start:.1f} s)"
+        print(*lines, f"[preflight] {end} {took}", sep="\n", flush=True)
         return Exit.PREFLIGHT if faults else Exit.OK
 
     def _take_part(self, connection: Connection) -> int:
