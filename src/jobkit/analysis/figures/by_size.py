@@ -64,11 +64,6 @@ def kind_of(size: Size) -> Kind:
     return size.scaling or "", size.throughput_unit
 
 
-def kinds_of(sizes: Iterable[Size]) -> list[Kind]:
-    """The panels of sizes: strong scaling first, then weak."""
-    return sorted({kind_of(s) for s in sizes}, key=lambda k: (k[0] or "z", k[1]))
-
-
 def size_figure(results: Results, name: str, forecasts: Sequence[Forecast] = ()) -> Figure | None:
     """A figure of BY_SIZE; None where fewer than two world sizes have a value.
 
@@ -76,7 +71,8 @@ def size_figure(results: Results, name: str, forecasts: Sequence[Forecast] = ())
     """
     sizes = [s for s in results.sizes if s.world_size]
     known: dict[tuple[Kind, Panel], dict[Size, Values]] = {}
-    for kind in kinds_of(sizes):
+    # Strong scaling comes first, then weak.
+    for kind in sorted({kind_of(s) for s in sizes}, key=lambda k: (k[0] or "z", k[1])):
         for panel in BY_SIZE[name]:
             values = {s: _values(results, s, panel) for s in sizes if kind_of(s) == kind}
             values = {s: v for s, v in values.items() if v}
@@ -107,7 +103,8 @@ def size_figure(results: Results, name: str, forecasts: Sequence[Forecast] = ())
                 relative = {"speed_up": smallest / (first.base_world_size or 1), "efficiency": 1.0}
                 start = relative.get(panel.name, median(values[first]))
                 ratio = np.geomspace(1, max(places) / smallest, 65)
-                style.ideal_line(panel_axes, smallest * ratio, start * panel.ideal(ratio))
+                own: Any = {"color": style.GREY, "label": style.IDEAL, "zorder": 1.5}
+                panel_axes.plot(smallest * ratio, start * panel.ideal(ratio), lw=0.9, **own)
         mark_not_ok(panel_axes, of_kind)
         _scale(panel_axes, panel)
         style.size_axis(panel_axes, places, style.unit(results))

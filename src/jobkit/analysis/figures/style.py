@@ -18,7 +18,6 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from numpy.typing import ArrayLike
 
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.findings.conditions import rate_sources
@@ -124,11 +123,6 @@ def share_axis(axes: Axes) -> None:
 def short(series: str) -> str:
     """The name of a series as a legend has room for it."""
     return series if len(series) <= _MAX_NAME else f"{series[: _MAX_NAME - 3]}..."
-
-
-def ideal_line(axes: Axes, x: ArrayLike, y: ArrayLike) -> None:
-    """Draw ideal scaling as a thin grey line."""
-    axes.plot(x, y, color=GREY, lw=0.9, zorder=1.5, label=IDEAL)
 
 
 def legend(figure: Figure, axes: Iterable[Axes]) -> None:

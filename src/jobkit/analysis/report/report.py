@@ -30,8 +30,7 @@ from jobkit.paths import read_json
 from jobkit.spec.runspec import SETTINGS
 from jobkit.spec.study import Study
 
-MAX_LISTED = 200  # runs of a study that are all listed
-MAX_OF_A_KIND = 50
+MAX_LISTED = 200  # runs
 _SHOWN = 6  # different values of a column
 _VERSIONS = (
     *("device", "device_type", "backend", "torch_version", "python_version", "cuda_version"),
@@ -94,7 +93,7 @@ def write_report(
         forecast=forecast_rows(results, forecasts, of),
         runs=[_run(row) for _, row in listed(results).iterrows()],
         of_runs=len(results.runs),
-        most=MAX_OF_A_KIND,
+        most=MAX_LISTED,
         facts=facts(results),
         study_file=study_file(results),
         commands=commands(results, options),
@@ -127,13 +126,12 @@ def _run(row: "pd.Series[Any]") -> dict[str, Any]:
 
 
 def listed(results: Results) -> pd.DataFrame:
-    """All runs of a study; of many, the first of those that are not ok and of the outliers."""
+    """All runs of a study; of many, the first of those that are not ok or are outliers."""
     runs = results.runs
     if len(runs) <= MAX_LISTED:
         return runs
     odd = {name for text in results.scaling["outliers"].dropna() for name in text.split(", ")}
-    failed, outliers = runs["status"] != "ok", runs["run_id"].isin(odd)
-    return pd.concat([runs[failed][:MAX_OF_A_KIND], runs[outliers & ~failed][:MAX_OF_A_KIND]])
+    return runs[(runs["status"] != "ok") | runs["run_id"].isin(odd)][:MAX_LISTED]
 
 
 def study_file(results: Results) -> str:
@@ -151,12 +149,10 @@ def study_file(results: Results) -> str:
     plain = {k: v for k, v in study.items() if not isinstance(v, dict)}
     for head, table in {"": plain, **tables}.items():
         text += ["", f"[{head}]"] if head else []
-        text += [f"{_key(k)} = {_value(v)}" for k, v in table.items() if v is not None]
+        for key, value in table.items():
+            name = key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key)
+            text += [f"{name} = {_value(value)}"] if value is not None else []
     return "\n".join(text)
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
 
 
 def _value(value: Any) -> str:
