@@ -11,7 +11,7 @@ import pytest
 
 from jobkit.errors import UsageError
 from jobkit.launch import start
-from jobkit.launch.start import MAX_RESTARTS, WARNING_S, crashed
+from jobkit.launch.start import MAX_RESTARTS, NO_CRASH, WARNING_S
 from jobkit.processes import pid_namespace
 from jobkit.program.machine import COUNTERS
 from jobkit.spec.runspec import RunSpec
@@ -168,16 +168,14 @@ def test_the_checkouts_python_stands_in_for_one_without_torch(
     ours = root / ".venv" / "bin" / "python"
     ours.parent.mkdir(parents=True)
     run.python.rename(ours)
-    run.tool(
-        "python", f'#!/bin/sh\n[ "$1" = -c ] && exit {on_path}\necho other >> "$NOTES.other"\n'
-    )
+    other = f'[ "$1" = -c ] && exit {on_path}; echo other >> "$NOTES.other"'
+    run.tool("python", f"#!/bin/sh\n{other}\n")
     run.tool("srun", '#!/bin/bash\nuntil [[ $1 == *python ]]; do shift; done\nexec "$@"\n')
-    path = f"{run.folder}:/usr/bin:/bin"
-    env = run.environ(PATH=path, NO_TORCH=own, JOBKIT_PYTHON="python", **job)
+    env = run.environ(PATH=f"{run.folder}:/usr/bin:/bin", NO_TORCH=own, JOBKIT_PYTHON="python")
     if not named:
         del env["JOBKIT_PYTHON"]
     words = ["bash", str(root / "run.sh"), "--run-dir", str(run.run_dir), "--epochs", "1"]
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=100, cwd=root)
+    done = subprocess.run(words, env=env | job, capture_output=True, text=True, cwd=root)
     note = f"jobkit: note: no python on PATH that has torch: taking {ours}\n"
     if taken is None:
         assert done.returncode == 2 and "has no torch and torchvision" in done.stderr
@@ -290,7 +288,7 @@ def test_run_sh_has_the_numbers_of_the_core() -> None:
     text, signal_name = RUN.read_text(), RunSpec().stop_signal
     assert f"#SBATCH --signal={signal_name}@{WARNING_S}\n" in text
     assert f"(default {MAX_RESTARTS})" in text
-    assert not crashed(75) and crashed(1) and crashed(137)
+    assert 75 in NO_CRASH and not {1, 137} & {*NO_CRASH}
 
 
 @pytest.mark.needs("shellcheck")

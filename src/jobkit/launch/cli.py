@@ -114,19 +114,15 @@ def make_parser(has_command: bool = False, topic: str = "") -> StudyParser:
     options.add_argument("--version", action="version", version=f"jobkit {__version__}")
     for name, text in _TOPICS.items():
         options.add_argument(f"--help-{name}", action=_HelpOf, nargs=0, help=f"print the {text}")
-    add_topic = {
-        "": _add_main_arguments,
-        "slurm": _add_slurm_arguments,
-        "kubernetes": add_kubernetes_arguments,
-        "training": _add_training_arguments,
-    }
-    begin, shown = 0, options._action_groups
-    for name, add in add_topic.items():
+    bounds = [0]  # of the topics among the groups
+    for add in (_add_main_arguments, _add_slurm_arguments, add_kubernetes_arguments):
         add(options)
-        if name == topic:
-            shown = options._action_groups[begin:]
-        begin = len(options._action_groups)
-    options._action_groups = shown
+        bounds.append(len(options._action_groups))
+    if not has_command:
+        add_recipe_argument(options.add_argument_group("recipe"))
+        add_spec_arguments(options, skip=("strategy", "repeat"))
+    at = ["", *_TOPICS].index(topic)
+    options._action_groups = options._action_groups[bounds[at] : [*bounds, None][at + 1]]
     return options
 
 
@@ -219,12 +215,6 @@ def _add_slurm_arguments(options: StudyParser) -> None:
         action="store_false", dest="collect")  # fmt: skip
 
 
-def _add_training_arguments(options: StudyParser) -> None:
-    if not options.has_command:
-        add_recipe_argument(options.add_argument_group("recipe"))
-        add_spec_arguments(options, skip=("strategy", "repeat"))
-
-
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a study; return the exit code."""
@@ -247,7 +237,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     shown = Foreground(prepared)
     shown.announce()
     if not any((args.study, args.command, args.gpus, args.strategies, args.name, args.sweep)):
-        _warn_of_default(prepared.site is not None)
+        if prepared.site is not None:
+            raise UsageError(
+                "no study was named, so nothing was submitted; to submit these runs: "
+                f"python run_benchmarks.py --study {DEFAULT_STUDY}; a first look: --study demo"
+            )
+        print("smaller: --study demo; only the commands: --dry-run; end it with Ctrl-C", flush=True)
     start(prepared)
     shown.started()
     if prepared.where and not request.detach:
@@ -309,13 +304,3 @@ def _fit_here(study: Study) -> tuple[Study, list[str]]:
         f"{study.name} are left out; say --gpus to run them"
     )
     return study.changed(gpus=fitting), [note]
-
-
-def _warn_of_default(on_slurm: bool) -> None:
-    """Say how to see less, where nothing named a study. Raises UsageError on Slurm."""
-    if on_slurm:
-        raise UsageError(
-            "no study was named, so nothing was submitted; to submit these runs: "
-            f"python run_benchmarks.py --study {DEFAULT_STUDY}; a first look: --study demo"
-        )
-    print("smaller: --study demo; only the commands: --dry-run; end it with Ctrl-C", flush=True)

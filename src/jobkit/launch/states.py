@@ -113,7 +113,7 @@ class Progress:
     val_loss: float | None
     val_accuracy: float | None
     elapsed_s: float | None  # since the start
-    left_s: float | None  # estimate, from the last epoch
+    left_s: float | None  # estimate, if all epochs take as long as the last one
     step: float | None = None  # the last one of a program that records steps
     # Of all ranks, as the table of results has it: the median of the epochs after the first, or
     # the mean of the steps after the warm-up, if all ranks are as fast as the first one.
@@ -144,6 +144,8 @@ def progress(paths: RunPaths, spec: PlannedRun, attempt: int | None) -> Progress
     done = last.get("epoch", -1) + 1
     rates = [rate for r in epochs if (rate := _number(r.get("images_per_s"))) is not None]
     rate, unit = statistics.median(rates[1:] or rates) if rates else None, "images"
+    times = [_number(last.get(name)) for name in ("epoch_time_s", "eval_time_s")]
+    epoch_s = sum(filter(None, times)) if planned and None not in times else None
     if not epochs:
         rate, unit = _rate_of_steps(windows, records, spec)
     return Progress(
@@ -152,7 +154,7 @@ def progress(paths: RunPaths, spec: PlannedRun, attempt: int | None) -> Progress
         val_loss=_number(last.get("val_loss")),
         val_accuracy=_number(last.get("val_accuracy")),
         elapsed_s=_elapsed_s(read_job(paths) or {}),
-        left_s=_left_s(last, planned - done) if planned else None,
+        left_s=None if epoch_s is None else epoch_s * (planned - done),
         step=_number(windows[-1].get("step")) if windows else None,
         rate=rate,
         unit=unit if rate is not None else "",
@@ -189,12 +191,6 @@ def _elapsed_s(job: dict[str, Any]) -> float | None:
     if isinstance(known, int | float):
         return seconds(known)
     return max(0.0, (ended or time.time()) - started) if started else None
-
-
-def _left_s(last: Record, epochs: int) -> float | None:
-    """Seconds until the end, if all epochs take as long as the last one."""
-    times = [_number(last.get(name)) for name in ("epoch_time_s", "eval_time_s")]
-    return sum(times) * epochs if None not in times else None  # type: ignore[arg-type]
 
 
 def load(paths: RunPaths, attempt: int | None) -> str:

@@ -22,7 +22,7 @@ from pathlib import Path
 from jobkit.errors import Exit, NotStarted, UsageError, command
 from jobkit.files import file_names, read_regular
 from jobkit.launch import start
-from jobkit.launch.start import MAX_RESTARTS, Run, crashed, say
+from jobkit.launch.start import MAX_RESTARTS, NO_CRASH, Run, say
 from jobkit.launch.together import Watch
 from jobkit.outcome import slurm_jobs
 from jobkit.paths import logs_root, read_json, write_json
@@ -409,7 +409,7 @@ def run_attempts(run: Run, signals: Signals) -> int:
             of_a_pod = os.environ.get("JOBKIT_POD") and code in (Exit.OK, Exit.AGAIN)
             return code if of_a_pod else run.stopped
         number = run.attempt - run.first + 1
-        again = crashed(code) or (code == Exit.AGAIN and not run.allocation)
+        again = code not in NO_CRASH or (code == Exit.AGAIN and not run.allocation)
         if run.only or not again or number > limit:
             return code
         text = f"starting the run again ({number} of {limit})"
