@@ -26,6 +26,7 @@ from bench import LESS, MORE, ROOT, Figures, report
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 from jobkit.analysis.findings.conditions import caveats  # noqa: E402
 from jobkit.analysis.scaling.predict import Prediction  # noqa: E402
+from jobkit.analysis.scaling.scaling import may_be_equal, spread_of  # noqa: E402
 from jobkit.analysis.tables.columns import RESULTS  # noqa: E402
 from jobkit.analysis.tables.frames import frame  # noqa: E402
 from support.measured_study import results_from, results_of, runs_of  # noqa: E402
@@ -212,14 +213,15 @@ def _spreads(studies: int, repeats: int, kind: str) -> str:
         made = {s: measured(truth, repeats, sd, kind, g) for s in ("a", "b", "c")}
         made["c"] = {n: 0.9 * x for n, x in made["c"].items()}
         results = results_of(made, epochs=4)
+        pool, sizes = spread_of(results.sizes), {s.place[:2]: s for s in results.sizes}
         for row in results.scaling.to_dict("records"):
             n, series = int(row["world_size"]), row["series"]
             rate = truth[n] * (0.9 if series == "c" else 1)
             _note_spread(seen, row, rate, n)
-            apart = str(row["not_distinguishable_from"]).split("; ")
             if series == "a":
-                seen["equal"].append("b" not in apart)
-                seen["gap"].append("c" not in apart)
+                for other, name in (("b", "equal"), ("c", "gap")):
+                    alike = may_be_equal(sizes["a", n], sizes[other, n], pool)
+                    seen[name].append(not alike)
             flagged = [] if pd.isna(row["outliers"]) else row["outliers"].split(", ")
             for k, x in enumerate(made[series][n]):
                 where = "slow" if kind == "slow runs" and x < 0.8 * rate else "sound"

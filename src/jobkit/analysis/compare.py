@@ -176,11 +176,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UsageError(f"--tolerance {args.tolerance:g}: must be below 100 per cent")
 
     from jobkit.analysis.collect.results import OUTDATED, Results
+    from jobkit.analysis.tables.columns import RESULTS
+    from jobkit.analysis.tables.frames import read_table
 
     kept = Path(args.other) if args.other.endswith(".csv") else None
     studies = [Results.load(name) for name in ([args.study] if kept else [args.study, args.other])]
     outdated = [f"{study.name}: {OUTDATED}" for study in studies if study.is_outdated]
-    other = _reference(kept) if kept else studies[1].runs
+    other = read_table(kept, RESULTS) if kept else studies[1].runs
     compared, remarks = compare(studies[0].runs, other, args.tolerance / 100)
     if not compared:
         raise UsageError(f"no size that both have measured ({'; '.join(remarks) or 'no rates'})")
@@ -193,15 +195,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not judged:
         return Exit.INCOMPLETE
     return Exit.THRESHOLD if any(c.slower for c in compared) else Exit.OK
-
-
-def _reference(path: Path) -> "pd.DataFrame":
-    """The rows of a results.csv that was kept."""
-    from jobkit.analysis.tables.columns import RESULTS
-    from jobkit.analysis.tables.frames import read_table
-
-    table = read_table(path, RESULTS)
-    needed = ("series", "world_size", "status", "throughput")
-    if missing := [name for name in needed if table[name].isna().all()]:
-        raise UsageError(f"{path}: no results.csv of jobkit: it lacks {', '.join(missing)}")
-    return table

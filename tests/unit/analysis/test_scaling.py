@@ -213,17 +213,6 @@ def test_epochs_are_no_sample_of_runs() -> None:
     whole_study(strategies=("ddp", "fsdp"), gpus=(1, 2))
     table = collect("s").scaling
     assert table[["throughput_low", "spread_from"]].isna().all(axis=None)
-    assert at(table, 2, "ddp")["not_distinguishable_from"] == "fsdp; 1 rank"
-
-
-def test_what_overlaps_is_not_distinguishable() -> None:
-    a = runs_of({1: [99.0, 100, 101], 2: [150.0, 151, 152], 4: [149.0, 150, 153]}, "a")
-    b = runs_of({1: [100.5, 102, 103], 2: [170.0, 171, 172]}, "b")
-    table = scaling(pd.concat([a, b], ignore_index=True), NONE)
-    assert at(table, 1, "a")["not_distinguishable_from"] == "b"
-    assert at(table, 1, "b")["not_distinguishable_from"] == "a"
-    assert pd.isna(at(table, 2, "a")["not_distinguishable_from"])
-    assert at(table, 4, "a")["not_distinguishable_from"] == "2 ranks"
 
 
 def test_an_outlier_is_flagged_kept_and_only_where_it_is_one() -> None:
@@ -247,17 +236,6 @@ def test_an_outlier_is_flagged_kept_and_only_where_it_is_one() -> None:
     # Of a size with many repeats some pairs give it.
     rates = [1000.0 + repeat % 7 for repeat in range(2500)]
     assert spread.outliers([[*rates, 500.0]])[0] == [False] * 2500 + [True]
-
-
-def test_rates_of_different_units_are_not_compared() -> None:
-    alike = {1: [100.0, 101, 99], 2: [180.0, 181, 179]}
-    tables = [runs_of(alike, name, images_per_s=None) for name in ("a", "b", "c")]
-    for table, unit in zip(tables, ("tokens/s", "images/s", "images/s"), strict=True):
-        table["throughput"] = pd.Series([*alike[1], *alike[2]], dtype="Float64")
-        table["throughput_unit"] = pd.Series([unit] * 6, dtype="string")
-    table = scaling(pd.concat(tables, ignore_index=True), NONE)
-    assert pd.isna(at(table, 2, "a")["not_distinguishable_from"])
-    assert at(table, 2, "b")["not_distinguishable_from"] == "c"
 
 
 def test_two_kinds_of_nodes_are_spread_and_no_outliers() -> None:

@@ -122,7 +122,7 @@ def test_a_kept_table_is_a_reference(capsys) -> None:
     assert main(["old", str(faster), "--tolerance", "100"]) == 2
     faster.write_text("a,b\n1,2\n")
     assert main(["old", str(faster)]) == 2
-    assert "it lacks series" in capsys.readouterr().err
+    assert "no size that both have measured (" in capsys.readouterr().err
 
 
 def test_a_series_of_two_commits_is_named_first_and_set_apart() -> None:

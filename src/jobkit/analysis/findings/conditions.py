@@ -146,7 +146,6 @@ class Change:
     after: float
     size: Size  # the largest one
     matters: bool  # worth a word, and no repeat of one size is within those of the other
-    once: bool  # whether a size has one run
 
     @property
     def fell(self) -> float:
@@ -167,8 +166,7 @@ def changes(results: Results, sizes: Sequence[Size], column: str) -> list[Change
             before, after = median(small), median(large)
             least = _POINTS if column == "val_accuracy" else _LOSS * abs(before)
             matters = differ(small, large) and abs(after - before) >= least
-            once = min(len(small), len(large)) == 1
-            found.append(Change(before, after, own[-1], matters, once))
+            found.append(Change(before, after, own[-1], matters))
     return found
 
 

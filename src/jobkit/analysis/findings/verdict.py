@@ -295,7 +295,7 @@ def _learning(results: Results, unit: str, doubts: Sequence[Caveat]) -> str:
         verb = "falls" if change.fell > 0 else "rises"
         parts.append(
             f"{name} {verb} from {say(change.before)} to {say(change.after)} on "
-            f"{_short(change.size, unit)} ({change.size.series})" + ", may be chance" * change.once
+            f"{_short(change.size, unit)} ({change.size.series})"
         )
     if steady:
         parts.append(f"{' and '.join(steady)} {'do' if len(steady) > 1 else 'does'} not change")

@@ -73,7 +73,7 @@ def measured_sizes(
         values = vars(size) | row
         lost = [k for k, v in values.items() if isinstance(v, float) and not math.isfinite(v)]
         filled.append(replace(size, **row | dict.fromkeys(lost)))
-    return [replace(s, not_distinguishable_from=_alike(s, filled, pool) or None) for s in filled]
+    return filled
 
 
 def spread_of(measured: Sequence[Size]) -> Pool | None:
@@ -212,21 +212,6 @@ def _epochs_to(epochs: pd.DataFrame, target: float | None) -> dict[str, float]:
     there = epochs[(epochs["val_accuracy"] >= target).fillna(False)]
     first = there.dropna(subset=["epoch"]).groupby("run_id")["epoch"].min()
     return {str(run_id): float(epoch) + 1 for run_id, epoch in first.items()}
-
-
-def _alike(size: Size, measured: Sequence[Size], pool: Pool | None) -> str:
-    """The series at the same size, and the size before in the series, that may be as fast.
-
-    Without any repeats in the study, all of them: nothing says that they differ.
-    """
-    names, before = list[str](), list[Size]()
-    for other in measured:
-        if comparable_at(other) == comparable_at(size) and other is not size:
-            names += [other.series] * may_be_equal(size, other, pool)
-        if other.series == size.series and (other.world_size or 0) < (size.world_size or 0):
-            before = [other]
-    ranks = [counted(s.world_size or 0, "rank") for s in before if may_be_equal(size, s, pool)]
-    return "; ".join([*names, *ranks])
 
 
 def comparable_at(size: Size) -> tuple[object, ...]:

@@ -79,7 +79,6 @@ class Size:
     efficiency_low: float | None = None
     efficiency_high: float | None = None
     spread_from: str | None = None
-    not_distinguishable_from: str | None = None
     outliers: str | None = None
     # What an epoch costs, by the mean, and the time to an accuracy.
     throughput_per_rank: float | None = None

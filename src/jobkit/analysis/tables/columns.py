@@ -278,8 +278,6 @@ time_to_accuracy_s NUMBER mean epochs to the target x mean_time_s: training only
     and evaluation; empty where time_of is no epoch
 spread_from TEXT repeats of this size, and over how many sizes their spread is pooled; empty if no
     size of the study was repeated
-not_distinguishable_from TEXT series at the same size, and the next smaller size of the series,
-    that no test on the difference tells apart at 95 %; without repeats all of them
 outliers TEXT run_ids that are outliers among the repeats; the medians include them
 note TEXT why there is no comparison, if there is none
 throughput_unit TEXT unit of throughput: images/s, samples/s, tokens/s, steps/s; of wall times
