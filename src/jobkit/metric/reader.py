@@ -18,7 +18,6 @@ from typing import Any, BinaryIO
 from jobkit.metric.kinds import TAG, Record, finite
 
 _TAG = TAG.encode()
-_BEGIN = b'{"v":'  # of a record of our writer
 _MAX_LINE = 1 << 20  # bytes of a line that are looked at together
 _CRC = re.compile(rb',"crc":"([0-9a-f]{8})"\}')
 _COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
@@ -66,19 +65,13 @@ def scan(
 def read_file(
     stream: BinaryIO, *, seen: set[bytes] | None = None, loads: Loads = json.loads
 ) -> Iterator[Record | Rejected]:
-    """Yield the records of a metrics file; seen and loads are those of scan.
-
-    A truncated record does not hide another one that follows on its line, as after a full disk.
-    """
+    """Yield the records of a metrics file; seen and loads are those of scan."""
     offset = 0
     while line := stream.readline(_MAX_LINE):
         record = _read(line, seen, loads) if line.strip() else None
         if isinstance(record, str):
-            last = line.rfind(_BEGIN)
-            behind = _read(line[last:], seen, loads) if last > 0 else record
-            yield Rejected(offset, len(line) if behind is record else last, record)
-            record = None if isinstance(behind, str) else behind
-        if record:
+            yield Rejected(offset, len(line), record)
+        elif record:
             yield record
         offset += len(line)
 

@@ -145,7 +145,7 @@ def test_what_is_whole_is_found_and_nothing_is_made_up(kinds: list[Any], random:
         found, rejects = read(data)
         assert [f for f in found if "v" in f] == whole and len(rejects) == rejected
         assert [f for f in found if "v" not in f] == others
-    file = b"".join(b'{"v":1,"kind":"ep' + encode(r).encode() + b"\n" for r in whole)
+    file = b"".join(encode(r).encode() + b"\n" + b'{"v":1,"kind":"ep\n' for r in whole)
     assert [f for f in read_file(io.BytesIO(file)) if isinstance(f, dict)] == whole
 
 
