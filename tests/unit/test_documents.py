@@ -17,9 +17,8 @@ from unittest import mock
 
 import pytest
 
-from generated_docs import PAGES, ROOT, TABLES, type_of, with_tables
+from generated_docs import PAGES, ROOT, TABLES, with_tables
 from jobkit.__main__ import COMMANDS
-from jobkit.analysis.collect.records import read_run
 from jobkit.analysis.collect.results import collect
 from jobkit.analysis.tables import columns
 from jobkit.errors import Exit
@@ -28,7 +27,6 @@ from jobkit.launch.cli import DEFAULT_STUDY
 from jobkit.spec.options import with_words
 from jobkit.spec.runspec import STRATEGIES
 from jobkit.spec.study import Study
-from support.fake_study import make_plan, whole_run
 
 CHAPTERS = sorted((ROOT / "docs" / "exercises").glob("*.md"))
 TEXTS = {
@@ -316,20 +314,6 @@ def test_files_in_the_documents_are_what_their_text_says(tmp_path: Path) -> None
     for node in imports:
         module = importlib.import_module(node.module or "")
         assert all(hasattr(module, alias.name) for alias in node.names), node.module
-
-
-def test_types_of_fields_are_those_of_real_records(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path))
-    plan = make_plan(strategies=("ddp",), gpus=(2,))
-    (run_id,) = plan.runs
-    whole_run(plan, run_id)
-    python = {"integer": int, "text": str, "object": dict, "true or false": bool}
-    common = {"v", "kind", "study", "run_id", "attempt", "rank", "seq", "t"}
-    records = read_run(plan.paths.run(run_id), run_id).records
-    seen = [(n, v) for r in records for n, v in r.items() if n not in common and v is not None]
-    assert len(seen) > 30
-    for name, value in seen:
-        assert isinstance(value, python.get(type_of(name), int | float)), name
 
 
 def test_lines_of_another_program_become_a_whole_row(tmp_path, monkeypatch) -> None:

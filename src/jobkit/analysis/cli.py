@@ -40,8 +40,8 @@ _PLOT = """examples:
   python plot_results.py demo --work '90 epochs' --runs 5    hours of a whole project
 
 the report begins with five lines, as:
-  Request 16 GPUs on 4 nodes with ddp: 12.9 times 1 GPU, parallel efficiency 81% [80, 82 at 95%],
-  141 s and 0.16 node-hours per epoch; undecided: repeat 1 and 16 GPUs.
+  Request 16 GPUs on 4 nodes with ddp: 12.9 times 1 GPU, parallel efficiency 81% [79.9, 82 at
+  95%], 141 s and 0.16 node-hours per epoch; undecided: repeat 1 and 16 GPUs.
 
 exit codes:
   0  the figures and the report were made
