@@ -41,12 +41,11 @@ class KubernetesOptions:
                                 "pods mount")  # fmt: skip
     gpu_resource: str = setting("nvidia.com/gpu", "resource of which a pod gets one per rank; "
                                 "none: without GPUs")  # fmt: skip
-    pod_cpus: str = setting("", "CPU cores requested by a pod, as 16")
     pod_memory: str = setting("64Gi", "memory of a pod, its /dev/shm included")
     shm_size: str = setting("8Gi", "size of /dev/shm, which counts as memory of the pod")
     grace_s: int = setting(120, "seconds from SIGTERM to SIGKILL", low=30)
     user_id: int = setting(1000, "user and group id of the processes", low=1)
-    resource: tuple[str, ...] = setting((), "more resources of a pod, as rdma/hca=1")
+    resource: tuple[str, ...] = setting((), "more resources of a pod, as cpu=16 or rdma/hca=1")
     toleration: tuple[str, ...] = setting((), "taints that the pods tolerate, as "
                                           "dedicated=gpu:NoSchedule or nvidia.com/gpu")  # fmt: skip
     annotation: tuple[str, ...] = setting((), "annotations of the pods, as KEY=VALUE")
@@ -218,7 +217,6 @@ def manifest(
     if options.gpu_resource != "none" and spec.device != "cpu":
         limits[options.gpu_resource] = str(spec.ranks_per_node)
     limits |= dict(word.split("=", 1) for word in options.resource)
-    cpus = {"cpu": options.pod_cpus} if options.pod_cpus else {}
     values = {
         "NAME": name,
         "LABELS": labels,
@@ -232,7 +230,7 @@ def manifest(
         "IMAGE": options.image,
         "ARGS": args,
         "ENV": [{"name": key, "value": value} for key, value in env.items()],
-        "RESOURCES": {"requests": {**cpus, "memory": options.pod_memory}, "limits": limits},
+        "RESOURCES": {"requests": {"memory": options.pod_memory}, "limits": limits},
         "SHM": options.shm_size,
         "CLAIM": options.volume_claim,
     }
@@ -256,6 +254,7 @@ def to_kubernetes(
     refused = {
         "--site": request.site,
         "an option of Slurm": request.options or request.within_allocation or request.gpu_request,
+        "--max-node-hours": request.max_node_hours,
         "--only": request.only,
         "--max-running": request.at_once,
     }

@@ -31,7 +31,6 @@ def test_a_run_of_two_pods_is_a_job_and_its_service() -> None:
     options = KubernetesOptions(
         image=IMAGE,
         queue="gpus",
-        pod_cpus="16",
         gpu_resource="amd.com/gpu",
         resource=("rdma/hca=1", "ephemeral-storage=10Gi"),
         toleration=("nvidia.com/gpu", "dedicated=ml:NoSchedule"),
