@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
             ("status", "state of nodes and daemons; exit code 1 if a daemon does not run"),
             ("env", 'shell lines for eval "$(hpc/minicluster env)"'),
             ("down", "end the cluster and delete its folder"),
-            ("link", "cut links of nodes, or heal all (--netns)"),
+            ("link", "cut links of nodes, or heal them (--netns)"),
             ("kill", "SIGKILL a node's slurmd"),
             ("start", "restart a killed slurmd"),
         )
@@ -86,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
     ):
         new["up"].add_argument(f"--{name}", action="store_true", help=text)
     new["link"].add_argument("action", choices=["cut", "heal"])
-    new["link"].add_argument("nodes", nargs="*", metavar="NODE", help="whose links are cut")
+    new["link"].add_argument("nodes", nargs="*", metavar="NODE", help="heal without: all")
     for name in ("kill", "start"):
         new[name].add_argument("node", metavar="NODE")
     new["kill"].add_argument(

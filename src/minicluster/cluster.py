@@ -222,21 +222,20 @@ def start(root: Path, node: str) -> str:
 
 
 def link(root: Path, action: str, nodes: list[str]) -> str:
-    """Cut nodes' links, or heal all that are cut; return what was done, in one line."""
+    """Cut nodes' links, or heal theirs (of none: all); return what was done, in one line."""
     with locked(root):
         cluster = running(root)
         check_node(cluster, *nodes)
         if not cluster.subnet:
             raise UsageError("link: the nodes have no separate links; use `up --netns`")
-        changed = nodes if action == "cut" else cluster.cut
+        cut = action == "cut"
+        changed = nodes if cut else [n for n in cluster.cut if not nodes or n in nodes]
         for node in changed:
-            state = "down" if action == "cut" else "up"
-            network.ip("link", "set", network.link_of(root, node), state)
-        cluster.cut = sorted({*cluster.cut, *nodes}) if action == "cut" else []
-        cluster.save()
-        if action == "heal":  # a node that was cut for long stays down until someone says so
-            for node in changed:
+            network.ip("link", "set", network.link_of(root, node), "down" if cut else "up")
+            if not cut:  # after a long time the node stays down until someone says so
                 machine.ask(root, "scontrol", "update", f"nodename={node}", "state=resume")
+        cluster.cut = sorted({*cluster.cut, *changed} if cut else {*cluster.cut} - {*changed})
+        cluster.save()
         return f"link: {action}: {', '.join(changed) or 'nothing'}"
 
 

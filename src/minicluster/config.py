@@ -17,7 +17,7 @@ from jobkit.errors import UsageError
 from jobkit.paths import read_json, write_json
 
 STATE_FILE = "minicluster.json"
-MAX_NODES = 250  # by their ports, and by the addresses of a network
+MAX_NODES = 256  # by their ports; with netns 253, by their addresses
 MANY_NODES = 64
 
 

@@ -66,6 +66,8 @@ def check(cluster: Cluster) -> None:
         raise UsageError(
             f"packages are missing; install them (Debian, Ubuntu): {install_line(absent)}"
         )
+    if cluster.netns and cluster.nodes > 253:  # addresses of a /24, less the bridge's
+        raise UsageError(f"--nodes {cluster.nodes}: at most 253 with --netns")
     if cluster.netns and not may_unshare("--net", "--uts"):
         raise UsageError(
             "--netns: this user may not make network namespaces on this machine: run it with sudo "

@@ -1,7 +1,7 @@
 """The launcher, run.sh, the collector and the report at full size, with simulated ranks.
 
     python tests/bench/rehearsal.py                                64 nodes of 4 ranks
-    python tests/bench/rehearsal.py --nodes 248 --ranks-per-node 4
+    python tests/bench/rehearsal.py --nodes 256 --ranks-per-node 4
 
 Four sizes are run on a minicluster, from an eighth of the nodes to all of them; the exponent says
 how a quantity grows with the ranks: 0 not at all, 1 as the job. The ranks are small processes

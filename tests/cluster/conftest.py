@@ -28,17 +28,8 @@ ENDED = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "OUT_OF_M
 # there are no accounts, as the accounting knows root only. A rank with torch has 500 MiB and more.
 OPTIONS = ["--preemption", "--memory-limits", "--memory=64000"]
 OPTIONS += ["--netns", "--enforce"] if os.geteuid() == 0 else []
-# Ends the clusters of a folder that is left; again while an `up` goes on without its tests.
-TAKE_DOWN = """
-cat; for try in $(seq 300); do
-  [ -e "$0" ] || exit 0
-  down=yes; for state in "$0"/*/minicluster.json; do
-    [ ! -e "$state" ] || "$@" down --dir "$(dirname "$state")" || down=
-  done
-  [ -z "$down" ] || rm -rf "$0"
-  sleep 1
-done
-"""
+# Ends the clusters of a folder once nobody writes to its standard input any more.
+TAKE_DOWN = 'cat; for root in "$0"/*; do "$@" down --dir "$root"; done; rm -rf "$0"'
 
 
 @dataclass

@@ -16,13 +16,12 @@ from support import needs
 from support.checkout import Checkout
 from support.training_programs import PROGRAMS
 
-LIBRARIES = ("lightning", "transformers", "accelerate")
+UNCHANGED = ("plain", "lightning", "transformers", "accelerate")
 HEADS = {
     "quiet": 'gpus = [1, "2x1"]\n[parameters]\nkind = "silent"\n[sweep]\n'
     'kind = ["silent", "crashes", "counts"]',
-    "unchanged": 'gpus = [1, "2x2"]\n[parameters]\nkind = "plain"',
-    "libraries": 'gpus = ["2x1"]\n[parameters]\nkind = "lightning"\n[sweep]\n'
-    f"kind = [{', '.join(map(repr, LIBRARIES))}]",
+    "unchanged": 'gpus = ["2x1"]\n[parameters]\nkind = "plain"\n[sweep]\n'
+    f"kind = [{', '.join(map(repr, UNCHANGED))}]",
 }
 COUNTS = """
 import time
@@ -71,27 +70,17 @@ def test_a_meter_is_read_else_the_wall_time_counts_and_a_crash_is_told(cluster, 
 
 
 @pytest.mark.long
-def test_a_loop_without_a_change_is_measured_at_each_size(cluster, kit: Checkout) -> None:
-    jobs = started(cluster, kit, "unchanged", "--max-running", "1")
-    found = {
-        (r["world_size"], r["status"], r["throughput_source"], r["throughput_unit"])
-        for r in collected(cluster, kit, "unchanged", jobs)
-    }
-    assert found == {("1", "ok", "auto", "samples/s"), ("4", "ok", "auto", "samples/s")}
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
-def test_three_libraries_as_they_are(cluster, kit: Checkout, launcher: str) -> None:
-    for library in LIBRARIES:
+def test_a_loop_and_three_libraries_are_measured_as_they_are(cluster, kit, launcher) -> None:
+    for library in UNCHANGED[1:]:
         if importlib.util.find_spec(library) is None:
             needs.unavailable(f"{library} is not installed (make venv, or '.[adapters]')")
     words = ["--launcher", launcher, "--max-running", "1"]  # at once, they wait for cores
-    words += ["--name", launcher]
-    jobs = started(cluster, kit, "libraries", *words)
-    rows = collected(cluster, kit, launcher, jobs)
+    name = f"unchanged-{launcher}"
+    jobs = started(cluster, kit, "unchanged", *words, "--name", name)
+    rows = collected(cluster, kit, name, jobs)
     assert {(r["status"], r["throughput_unit"]) for r in rows} == {("ok", "samples/s")}
     sources = {row["kind"]: row["throughput_source"] for row in rows}
-    assert sources == dict.fromkeys(LIBRARIES, "auto")
-    report = (kit.folder / "logs" / launcher / "report.html").read_text()
+    assert sources == dict.fromkeys(UNCHANGED, "auto")
+    report = (kit.folder / "logs" / name / "report.html").read_text()
     assert "images" not in report.replace("data:image", "")

@@ -1,6 +1,7 @@
 """Studies on Slurm: from a login node to the figures, and what Slurm refuses."""
 
 import csv
+import os
 import re
 import sys
 from pathlib import Path
@@ -108,7 +109,7 @@ def test_cancelled_told_and_only_the_rest_is_submitted_again(cluster, kit: Check
     assert set(kit.statuses(cluster, "rest").values()) == {"ok"}
 
 
-REFUSED = [
+REFUSED = [  # the last two as root, as the accounting knows no other user
     (["-p", "nix"], "known partitions: batch"),
     (["--gpus", "9x4"], "sbatch rejected the job"),
     (["-C", "nosuch"], "Invalid feature"),
@@ -119,28 +120,18 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("words", "said"), REFUSED)
-def test_what_slurm_refuses_is_one_line_and_not_submitted(
-    cluster, kit: Checkout, words: list[str], said: str, request
-) -> None:
-    if "known QOS" in said or "accounts" in said:
-        request.getfixturevalue("as_root")  # the accounting knows no other user
-    before = known(cluster)
-    done = kit.bench(cluster, *SMALL, "--name", "refused", "--no-wait", *words)
-    assert done.returncode == 2, done.stdout
-    assert said in done.stderr and done.stderr.count("\n") == 1, done.stderr
-    assert known(cluster) <= before
-    assert not (kit.folder / "logs" / "refused").exists()
-
-
-def test_a_controller_that_does_not_answer_is_one_line(cluster, kit: Checkout, tmp_path) -> None:
+def test_what_slurm_refuses_is_one_line_and_not_submitted(cluster, kit, tmp_path) -> None:
     text = (cluster.root / "slurm.conf").read_text()
-    dead = tmp_path / "slurm.conf"
-    text = re.sub(r"(?m)^SlurmctldPort=.*", "SlurmctldPort=9", text)
-    dead.write_text(f"{text}\nMessageTimeout=2\n")
-    done = kit.bench(cluster, *SMALL, "--name", "dead", "--no-wait", SLURM_CONF=str(dead))
-    assert done.returncode == 2, done.stdout
-    assert done.stderr.count("\n") == 1 and "Unable to contact slurm controller" in done.stderr
+    text = re.sub(r"(?m)^SlurmctldPort=.*", "SlurmctldPort=9\nMessageTimeout=2", text)
+    (tmp_path / "slurm.conf").write_text(text)
+    before, away = known(cluster), {"SLURM_CONF": str(tmp_path / "slurm.conf")}
+    rows = [(words, said, {}) for words, said in REFUSED[: None if os.geteuid() == 0 else -2]]
+    for words, said, env in (*rows, ([], "Unable to contact slurm controller", away)):
+        done = kit.bench(cluster, *SMALL, "--name", "refused", "--no-wait", *words, **env)
+        assert done.returncode == 2, done.stdout
+        assert said in done.stderr and done.stderr.count("\n") == 1, done.stderr
+        assert not (kit.folder / "logs" / "refused").exists()
+    assert known(cluster) <= before
 
 
 def test_a_training_that_is_requeued_resumes_from_its_checkpoint(cluster, kit, trainings) -> None:

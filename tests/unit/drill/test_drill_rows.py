@@ -118,13 +118,6 @@ def test_steps_are_those_of_windows_or_of_lines(tmp_path: Path) -> None:
     assert began(paths, 1) is None
 
 
-def test_a_command_without_records_is_hit_after_so_many_seconds(tmp_path: Path) -> None:
-    timed, now = replace(PROGRAM, after_s=20), time.time()
-    for begins, there in (([], False), ([now + 1000], False), ([now - 21], True)):
-        assert timed.reached(RunPaths(tmp_path), places.Started(begins=begins)) is there
-    assert timed.where() == "after 20 s"
-
-
 def test_a_fault_after_the_end_is_refused_before_any_is_injected(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     for log, after_s, said in (
@@ -140,16 +133,16 @@ def test_a_fault_after_the_end_is_refused_before_any_is_injected(tmp_path: Path)
         command.check_reference(paths, took_s=31)
 
 
-def test_a_time_limit_needs_a_command_that_runs_for_longer() -> None:
+def test_when_a_command_is_hit_by_its_times() -> None:
+    timed, now = replace(PROGRAM, after_s=20), time.time()
+    for begins, there in (([], False), ([now + 1000], False), ([now - 21], True)):
+        assert timed.reached(RunPaths(Path()), places.Started(begins=begins)) is there
     limit = faults.FAULTS["time-limit"]
     assert PROGRAM.too_short(limit, 179).startswith("the command took 179 s; it must run for 3")
     assert not PROGRAM.too_short(limit, 180) and not TRAINING.too_short(limit, 1)
-
-
-def test_the_time_in_a_queue_is_not_the_commands() -> None:
-    for ends, took_s in (([1003.0, 1140.0], 40.0), ([1003.0], 3.0)):
-        assert places.Started(begins=[1000.0, 1100.0], ends=ends).took_s == took_s
-    assert places.Started().took_s == 0.0
+    for ends, took_s in (([1003.0, 1140.0], 40.0), ([1003.0], 3.0), ([], 0.0)):
+        started = places.Started(begins=[1000.0, 1100.0], ends=ends)
+        assert started.took_s == took_s, "the time in a queue counts"
 
 
 def test_one_rank_is_signalled_or_all() -> None:
@@ -219,37 +212,38 @@ def test_the_first_attempt_is_told_as_if_there_had_been_no_other(tmp_path: Path)
 
 def test_what_is_good() -> None:
     """Also what cannot be seen from here, is not compared, or is not possible here."""
-    away, lost = {"where": "", "final_status": ""}, {"final_status": "failed"}
-    good = [{}, {"orphans": None}, {"same_parameters": None}, away]
-    bad = [lost, {"note": "x"}, {"same_parameters": False}, {"orphans": 1}]
-    found = [replace(GOOD, **changed).good for changed in (*good, *bad)]
-    assert found == [True] * 4 + [False] * 4
+    for changed, good in (
+        ({}, True),
+        ({"orphans": None}, True),
+        ({"same_parameters": None}, True),
+        ({"where": "", "final_status": ""}, True),
+        ({"final_status": "failed"}, False),
+        ({"note": "x"}, False),
+        ({"same_parameters": False}, False),
+        ({"orphans": 1}, False),
+    ):
+        assert replace(GOOD, **changed).good is good
+    away = faults.Row(fault="term", note="not possible here")
+    rows = with_parameters([GOOD, replace(GOOD, note="lost"), away], {})
+    notes = ["its parameters could not be compared", "lost", "not possible here"]
+    assert [row.note for row in rows] == notes
+    assert with_parameters([GOOD], {"kill": False})[0].same_parameters is False
 
 
 def test_the_table_and_the_csv_have_every_row(tmp_path: Path) -> None:
-    rows = [
-        GOOD,
-        faults.Row(fault="scancel", note="not possible here"),
-        faults.Row(fault="x", where="h"),
-    ]
+    rows = [GOOD, faults.Row(fault="scancel", note="not possible here")]
     faults.write_csv(rows, tmp_path / "drill.csv")
     with (tmp_path / "drill.csv").open() as file:
-        kill, scancel, _ = csv.DictReader(file)
+        kill, scancel = csv.DictReader(file)
     assert (kill["fault"], kill["detected_s"], kill["same_parameters"]) == ("kill", "1.250", "yes")
     assert (scancel["orphans"], scancel["note"]) == ("", "not possible here")
     console = Console(width=100, record=True, file=io.StringIO())
     faults.show(rows, console)
     text = console.export_text()
-    assert "kill     failed" in text and "1.2 s" in text and "6.5 s" in text and "yes" in text
+    assert re.search(
+        r"^kill +failed +ok, 2 attempts +1\.2 s +6\.5 s +5 +yes +0", text, re.MULTILINE
+    )
     assert "scancel: not possible here" in text
-
-
-def test_parameters_that_differ_or_could_not_be_compared() -> None:
-    (row,) = with_parameters([GOOD], {"kill": False})
-    assert row.same_parameters is False and not row.good
-    rows = [GOOD, replace(GOOD, note="lost"), faults.Row(fault="term", note="not possible here")]
-    notes = [row.note for row in with_parameters(rows, {})]
-    assert notes == ["its parameters could not be compared", "lost", "not possible here"]
 
 
 # --- places ---
