@@ -17,7 +17,7 @@ from jobkit import gpus
 from jobkit.errors import Exit, UsageError
 from jobkit.payload import checkpoint
 from jobkit.payload import main as leaving
-from jobkit.payload.device import gpu_state, peak_memory_mib, versions
+from jobkit.payload.device import gpu_state, peak_memory_mib
 from jobkit.payload.distributed import (
     Candidate,
     Group,
@@ -212,13 +212,6 @@ def test_the_checkpoint_thread_is_on_the_ranks_gpu(
     assert writer._thread
     assert writer._thread.submit(lambda: 7).result(100) == 7
     assert cuda.chosen == chosen
-
-
-def test_versions_on_amds_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.version, "hip", "6.4.1")
-    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 22, 3))
-    found = versions(GPU)
-    assert (found["hip"], found["nccl"], "cuda" in found) == ("6.4.1", "2.22.3", False)
 
 
 def test_the_state_of_the_gpu_is_that_of_its_uuid(

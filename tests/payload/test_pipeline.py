@@ -182,17 +182,6 @@ def test_a_rank_with_no_samples_keeps_them(kind: str) -> None:
     assert norm.num_batches_tracked > 0
 
 
-def test_a_smaller_batch_of_a_pipeline_is_filled_up_with_its_own_samples() -> None:
-    """5 samples in 4 microbatches of 2: all are near the mean of the real ones."""
-    strategy, norm = pipeline(4)
-    norm.momentum = None  # the mean over all microbatches
-    strategy.forward_backward(IMAGES_STATISTICS, LABELS, 0.2, True)
-    alone, reference = made(Single, RunSpec(strategy="single"))
-    reference.momentum = None
-    alone.forward_backward(IMAGES_STATISTICS, LABELS, 0.2, True)
-    assert torch.allclose(norm.running_mean, reference.running_mean, rtol=0.02)
-
-
 @pytest.mark.parametrize(
     ("count", "parts", "order"),
     [(5, 4, [0, 1, 2, 3, 4, 0, 1, 2]), (1, 4, [0, 0, 0, 0]), (4, 4, [0, 1, 2, 3])],

@@ -236,21 +236,6 @@ def test_groups_of_ranks_have_the_timeout_of_the_run() -> None:
     assert seconds == {77.0}
 
 
-@pytest.mark.parametrize("name", ["ddp", "pp"])
-def test_what_is_compared_is_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that send each other tensors of their GPUs would get them on the sender's."""
-    strategy = made(name)
-    moved: list[object] = []
-    to = torch.Tensor.to
-    monkeypatch.setattr(
-        torch.Tensor,
-        "to",
-        lambda t, *a, **k: (moved.append(a[0] if a else None), to(t, *a, **k))[1],
-    )
-    whole = strategy.whole()
-    assert moved.count("cpu") >= len(whole) > 0
-
-
 @pytest.mark.parametrize(("device", "broadcast"), [(GPU, False), (torch.device("cpu"), True)])
 def test_buffers_are_broadcast_in_the_forward_pass_on_cpus_only(
     monkeypatch: pytest.MonkeyPatch, device: torch.device, broadcast: bool

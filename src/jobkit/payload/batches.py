@@ -12,11 +12,15 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from jobkit.payload.data import IMAGE, Dataset, Images
+from jobkit.payload.data import Dataset, Images
 from jobkit.spec.runspec import RunSpec
 
 PADDING = 4
 AHEAD_BATCHES, AHEAD_SAMPLES = 16, 8192  # that a GPU crops at once, at most
+IMAGE_BYTES = 32 * 32 * 3 + 8  # with its label
+# Of a sample that is cropped: whole and in the crop of two groups of steps; as it is and flipped,
+# both within their borders of 4; and the places of its rows.
+CROP_BYTES = 2 * IMAGE_BYTES + 2 * 32 * 32 * 3 + 2 * 40 * 40 * 3 + 2 * 32 * 8
 # Per-channel mean and standard deviation of CIFAR-10's training images, on a scale of 0 to 255.
 MEAN, STD = (125.3, 123.0, 113.9), (63.0, 62.1, 66.7)
 
@@ -144,19 +148,13 @@ def _whole_image(channels: Tensor) -> Tensor:
     return channels.repeat(32, 32, 1).permute(2, 0, 1)
 
 
-def data_bytes(images: int, size: int, padding: int = PADDING) -> int:
+def data_bytes(images: int, size: int) -> int:
     """Bytes on a GPU at most: the data set's images, and the crops made of several steps' samples.
 
-    size: samples of the rank in a step; padding: of a crop. An image is there whole and in the
-    crop of two groups of steps; while one is cropped also as it is, flipped, and both within their
-    borders.
+    size: samples of the rank in a step.
     """
-    height, width, channels = IMAGE
-    image, label, index = height * width * channels, 8, 8
-    border = (height + 2 * padding) * (width + 2 * padding) * channels
-    crop = 2 * (image + label) + 2 * image + 2 * border + 2 * height * index
     samples = max(size, min(AHEAD_BATCHES * size, AHEAD_SAMPLES))  # or fewer, in whole steps
-    return images * (image + label) + samples * crop
+    return images * IMAGE_BYTES + samples * CROP_BYTES
 
 
 class DeviceData:
