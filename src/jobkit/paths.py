@@ -104,7 +104,7 @@ class RunPaths:
     metrics_folder = _Below("metrics")
     checkpoints = _Below("checkpoints")
     comm_csv = _Below("comm.csv")  # communication benchmark: a row for each operation and size
-    comm_json = _Below("comm.json")  # the lines fitted to those times, and where
+    comm_json = _Below("comm.json")  # where they were measured
 
     def metrics(self, attempt: int) -> Path:
         """The attempt's records, one JSON object per line."""

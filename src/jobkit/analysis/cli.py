@@ -36,7 +36,7 @@ _PLOT = """examples:
   python plot_results.py logs/demo              or just: demo
   python plot_results.py demo --forecast 16 32 64
   python plot_results.py demo --forecast 16 --gpus-per-node 4    measured on one node of 4 GPUs
-  python plot_results.py strong --forecast 64 --comm logs/comm/job-42/comm.json
+  python plot_results.py strong --forecast 64 --comm logs/comm/job-42/comm.csv
   python plot_results.py demo --work '90 epochs' --runs 5    hours of a whole project
 
 the report begins with five lines, as:

@@ -285,9 +285,8 @@ def write(
     samples: Sequence[Sample], about: dict[str, Any], report: Reporter, paths: RunPaths, rank: int
 ) -> None:
     """Write the files; raises RuntimeError where a result was wrong."""
-    lines = comm.fit_lines(samples)
     report.say("fitted: time = latency + bytes / bandwidth")
-    for fit in lines:
+    for fit in comm.fit_lines(samples):
         report.say(
             f"{fit.operation:<15} {fit.ranks:>5}  {fit.scope:<10} latency "
             f"{say_seconds(fit.latency_s)}, bandwidth {fit.gb_per_s:.3g} GB/s; "
@@ -295,6 +294,6 @@ def write(
         )
     if rank == 0:
         write_whole(paths.comm_csv, comm.to_csv(samples))
-        write_json(paths.comm_json, comm.to_json(about, lines))
+        write_json(paths.comm_json, about)
     if wrong := [f"{s.operation} of {s.bytes} bytes" for s in samples if not s.correct]:
         raise RuntimeError(f"wrong result: {', '.join(wrong[:5])}")

@@ -1,7 +1,7 @@
-"""The communication benchmark's results: bandwidths, lines fitted to times, and their two files.
+"""The communication benchmark's results: bandwidths, their file, and lines fitted to times.
 
-comm.csv has a row for each operation and size, comm.json the lines fitted to them. Sizes and
-bandwidths are those of nccl-tests (its doc/PERFORMANCE.md), so that the numbers can be compared:
+comm.csv has a row for each operation and size. Sizes and bandwidths are those of nccl-tests (its
+doc/PERFORMANCE.md), so that the numbers can be compared:
 
     algorithm bandwidth = bytes / time
     bus bandwidth       = algorithm bandwidth x a factor of the operation on n ranks
@@ -10,11 +10,10 @@ The bus bandwidth is what each link carries, whatever the number of ranks: it co
 hardware's. 1 GB is 10^9 bytes.
 """
 
-import contextlib
 import csv
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import median
@@ -23,7 +22,6 @@ from typing import Any
 from jobkit.errors import UsageError
 from jobkit.files import read_text
 from jobkit.metric.kinds import KINDS
-from jobkit.paths import read_json
 from jobkit.units import bus_factor
 
 # What `bytes` counts, by operation.
@@ -112,10 +110,7 @@ def fit_line(samples: Sequence[Sample]) -> Line:
 
     A weight of 1 / time^2 keeps the largest message from being the only one that counts. Neither
     the latency nor the time of a byte may be below zero: then the line has the other alone.
-    Raises ValueError for fewer than two sizes.
     """
-    if len({s.bytes for s in samples}) < 2:
-        raise ValueError("a line needs two sizes")
     weights = [1 / s.time_s**2 for s in samples]
     total = sum(weights)
     points = [(w, s.bytes, s.time_s) for w, s in zip(weights, samples, strict=True)]
@@ -173,20 +168,3 @@ def read_csv(path: Path) -> list[Sample]:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
     except (KeyError, TypeError, ValueError, csv.Error):
         raise UsageError(f"{path} is no comm.csv of `python -m jobkit comm`") from None
-
-
-def to_json(about: Mapping[str, Any], lines: Iterable[Line]) -> dict[str, Any]:
-    """The content of comm.json; about: where it was measured, as run_start says it."""
-    return {"v": 1, "kind": "comm", **about, "lines": [asdict(line) for line in lines]}
-
-
-def read_lines(path: Path) -> list[Line]:
-    """The fitted lines of a comm.json; raises UsageError for a file that is none or has none."""
-    if not path.is_file():
-        raise UsageError(f"no file {path}: `python -m jobkit comm` writes a comm.json")
-    with contextlib.suppress(KeyError, TypeError):
-        lines = [Line(**line) for line in (read_json(path, follow=True) or {})["lines"]]
-        numbers = [v for line in lines for v in (line.latency_s, line.s_per_byte)]
-        if numbers and all(type(v) in (int, float) and v >= 0 for v in numbers):
-            return lines
-    raise UsageError(f"{path} is no comm.json of `python -m jobkit comm` with fitted lines")

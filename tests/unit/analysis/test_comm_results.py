@@ -11,7 +11,6 @@ from jobkit.checks import comm as door
 from jobkit.errors import UsageError, read_bytes
 from jobkit.metric import comm
 from jobkit.metric.kinds import KINDS
-from jobkit.paths import write_json
 from jobkit.units import say_bytes, say_seconds
 from support.codes import code_of
 from support.place import ROOT
@@ -69,31 +68,20 @@ def test_lines_are_of_right_results_at_two_sizes_or_more() -> None:
     wrong = [comm.sample("all_to_all", "all", 4, 1, s, [1.0], False) for s in SIZES]
     found = comm.fit_lines([*made("sendrecv", "intra_node"), *alone, *wrong])
     assert [(one.operation, one.scope) for one in found] == [("sendrecv", "intra_node")]
-    with pytest.raises(ValueError, match="two sizes"):
-        comm.fit_line(alone)
 
 
 def test_files_are_read_as_they_were_written_and_others_refused(tmp_path: Path) -> None:
     samples = [*made(noise=0.3), comm.sample("broadcast", "all", 2, 1, 8, [1 / 3], False)]
-    table, lines = tmp_path / "comm.csv", tmp_path / "comm.json"
+    table = tmp_path / "comm.csv"
     table.write_text(comm.to_csv(samples))
     assert table.read_text().splitlines()[0] == ",".join(KINDS["comm"])
     assert comm.read_csv(table) == samples
-    write_json(lines, comm.to_json({"backend": "gloo"}, comm.fit_lines(samples)))
-    assert comm.read_lines(lines) == comm.fit_lines(samples)
-    whole, found = lines.read_text(), comm.read_lines(lines)[0].latency_s
-    for latency in ("-1", '"x"', "null", "true"):
-        lines.write_text(whole.replace(f'"latency_s": {found!r}', f'"latency_s": {latency}'))
-        with pytest.raises(UsageError, match="with fitted lines"):
-            comm.read_lines(lines)
-    for text in ("", "a,b\n1,2\n", "operation\nall_reduce\n"):
-        lines.write_text(text)
-        with pytest.raises(UsageError, match=r"is no comm\.json"):
-            comm.read_lines(lines)
-    with pytest.raises(UsageError, match=r"is no comm\.csv"):
-        comm.read_csv(lines)
-    with pytest.raises(UsageError, match="no file"):
-        comm.read_lines(tmp_path / "absent")
+    for text in ("a,b\n1,2\n", "operation\nall_reduce\n"):
+        table.write_text(text)
+        with pytest.raises(UsageError, match=r"is no comm\.csv"):
+            comm.read_csv(table)
+    with pytest.raises(UsageError, match="cannot read"):
+        comm.read_csv(tmp_path / "absent")
 
 
 def test_sizes_are_read_and_said() -> None:

@@ -19,7 +19,6 @@ from jobkit.analysis.findings.forecast import (
 from jobkit.analysis.scaling.predict import MAX_FACTOR, Prediction
 from jobkit.errors import UsageError
 from jobkit.metric import comm
-from jobkit.paths import write_json
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.traffic import Link, Links, Message, Scope, message_s, seconds
 from support import fake_study
@@ -301,10 +300,12 @@ def test_the_speed_up_of_a_forecast_is_over_the_base_of_the_study() -> None:
     assert ddp.nodes_of(16) == 4  # as full as the fullest that was measured
 
 
-def comm_json(folder: Path, *lines: comm.Line) -> str:
-    folder.mkdir(exist_ok=True)
-    path = folder / "comm.json"
-    write_json(path, comm.to_json({}, lines or [line("all_reduce", "all", 2, 1, FAST)]))
+def comm_csv(folder: Path) -> str:
+    """Two ranks of one node, on a link as FAST."""
+    times = {size: 2 * FAST.latency_s + size * FAST.s_per_byte for size in (1 << 10, 1 << 24)}
+    path = folder / "comm.csv"
+    samples = (comm.sample("all_reduce", "all", 2, 1, n, [t], True) for n, t in times.items())
+    path.write_text(comm.to_csv(samples))
     return str(path)
 
 
@@ -313,7 +314,7 @@ def test_the_command_takes_measured_links_and_the_work_of_a_project(
 ) -> None:
     # The figures take seconds, and are not what this is about.
     monkeypatch.setattr("jobkit.analysis.figures.draw.draw", lambda *_: [])
-    words = ["s", "--forecast", "16", "--comm", comm_json(tmp_path), "--work", "90 epochs"]
+    words = ["s", "--forecast", "16", "--comm", comm_csv(tmp_path), "--work", "90 epochs"]
     assert cli.plot_main([*words, "--gpus-per-node", "16"]) == 0
     said = capsys.readouterr().out
     assert "(average of laws with the measured links, from 1, 2, 4, 8)" in said
@@ -321,7 +322,7 @@ def test_the_command_takes_measured_links_and_the_work_of_a_project(
     assert "<h2>A whole project</h2>" in html and "<td>ddp (forecast)</td>" in html
     assert "--comm " in html and "--work &#39;90 epochs&#39;" in html
     for wrong, text in (
-        (["--comm", "absent.json", "--forecast", "16"], "no file absent.json"),
+        (["--comm", "absent.csv", "--forecast", "16"], "cannot read absent.csv"),
         (["--gpus-per-node", "4"], "no effect without --forecast"),
         (["--work", "some tokens"], "an amount and its unit, as"),
     ):

@@ -19,7 +19,7 @@ from jobkit.analysis.tables.columns import FORECAST
 from jobkit.analysis.tables.frames import Row, frame, records
 from jobkit.analysis.tables.text import counted, say
 from jobkit.errors import UsageError
-from jobkit.metric.comm import Line, read_lines
+from jobkit.metric.comm import Line, fit_lines, read_csv
 from jobkit.spec.runspec import SETTINGS
 from jobkit.spec.strategies import FACTS
 from jobkit.spec.study import read_run_spec
@@ -195,12 +195,12 @@ def forecast_lines(made: Sequence[Forecast], table: pd.DataFrame) -> list[str]:
 
 
 def read_links(paths: Sequence[Path]) -> Links:
-    """The links in one comm.json or several; raises UsageError for a file that is none."""
-    return links_of([line for path in paths for line in read_lines(path)])
+    """The links in one comm.csv or several; raises UsageError for a file that is none."""
+    return links_of([line for path in paths for line in fit_lines(read_csv(path))])
 
 
 def links_of(lines: Sequence[Line]) -> Links:
-    """The links inside a node and between nodes, from the lines of a comm.json.
+    """The links inside a node and between nodes, from the lines of a comm.csv.
 
     From its all_reduce, by the ring's formula, where all its ranks were on one node, or each on
     one of its own: then the sums that a reduction makes are included. Else from sendrecv. Of
