@@ -276,7 +276,7 @@ def test_the_windows_have_each_step_of_each_rank_once(short: Result) -> None:
     work = sum(w["work"] for rank in (0, 1) for w in windows(short, rank))
     assert work == SAMPLES + PART
     records = read_run(short.paths, None)
-    observed = observed_of(short.paths, records, None)
+    observed = observed_of(short.paths.log, short.paths.folder, records, None, None, None)
     assert observed and (observed.unit, observed.source) == ("images", "training")
     assert records.lost == 0
 

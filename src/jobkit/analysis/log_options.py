@@ -122,8 +122,7 @@ def try_pattern(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         raise UsageError(f"{args.log}: {error.strerror or error}") from None
     for _, place, groups in lines[:_SHOWN]:
-        shown = "  ".join(f"{k}={v.strip()}" for k, v in groups.items())
-        print(f"line {place}: {shown or 'may be truncated: not used'}")
+        print(f"line {place}: {'  '.join(f'{k}={v.strip()}' for k, v in groups.items())}")
     if not lines:
         print(f"{args.log}: no line of pattern {pattern.name} in it", file=sys.stderr)
         return Exit.INCOMPLETE

@@ -34,7 +34,6 @@ from jobkit.analysis.tables.frames import frame
 from jobkit.metric.kinds import encode
 from jobkit.outcome.state import RunState
 from jobkit.paths import RunPaths
-from jobkit.spec.command import CommandSpec
 from support.fake_study import FakeRun, make_plan
 
 START = {"kind": "run_start", "world_size": 2, "unit": "samples", "source": "meter"}
@@ -59,8 +58,7 @@ def observed(folder: Path, *attempts: tuple[Windows, Windows]) -> tuple[Observed
             name = f"{attempt}.r{rank}.jsonl" if rank else f"{attempt}.jsonl"
             (run / "metrics" / name).write_text(lines)
     records = read_run(RunPaths(run), "run")
-    planned = CommandSpec(command=("x",), ranks_per_node=2)
-    return observed_of(RunPaths(run), records, planned), records
+    return observed_of(run / "train.log", run, records, None, None, 2), records
 
 
 def test_the_slowest_rank_counts_and_the_work_of_all_is_added_up(tmp_path: Path) -> None:

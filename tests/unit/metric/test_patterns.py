@@ -189,10 +189,6 @@ def test_the_last_number_of_a_log_without_its_newline_is_not_taken() -> None:
     line = r"step (?P<step>\d+) time (?P<step_time_ms>[\d.]+)"
     observed = observed_of(line, "step 1 time 200.5\nstep 2 time 201.5\nstep 3 time 20")
     assert [o.step for o in observed.steps] == [1, 2]
-    said = "1 line of pattern own may be truncated: not used"
-    assert unused(observed) == said
-    alone = observed_of(line, "step 3 time 20")
-    assert not alone.steps and rate_row(alone) == {} and unused(alone) == said
 
 
 def of_epochs(first: int, epochs: int = 3) -> str:

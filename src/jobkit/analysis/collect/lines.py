@@ -25,7 +25,6 @@ from jobkit.outcome.evidence import START_MARK
 METRIC_LINES = "metric lines"  # the source of key=value lines
 LONGEST_LINE = 8192  # characters of a line that a pattern is tried on
 TIMEOUT_S = 2.0  # of one expression on one line
-CUT: Mapping[str, str] = {}  # the groups of a line that may have lost its end
 SLOW = 5  # times the median: a step with an evaluation or a checkpoint in it
 _ATTEMPT = re.compile(rf"{re.escape(START_MARK)}: attempt ([0-9]{{1,9}})\b")
 # A comma or _ divides thousands. A decimal comma is not read: 0,031 is no number.
@@ -43,8 +42,8 @@ _FIELD = {"step_time": "time_s", "data_wait": "data_wait_s", "memory": "memory_m
 def matches(stream: BinaryIO, pattern: Pattern) -> Iterator[tuple[int, int, Mapping[str, str]]]:
     """Each line of a log that the pattern finds: attempt, number of the line, its groups' texts.
 
-    CUT stands for the groups at the end of a log without its newline. Raises UsageError where an
-    expression takes longer than TIMEOUT_S on a line.
+    The end of a log without its newline is no match: its last number may lack digits. Raises
+    UsageError where an expression takes longer than TIMEOUT_S on a line.
     """
     expressions = [regex.compile(text) for text in pattern.lines]
     attempt = 0
@@ -57,9 +56,8 @@ def matches(stream: BinaryIO, pattern: Pattern) -> Iterator[tuple[int, int, Mapp
         except TimeoutError:
             why = f"took longer than {TIMEOUT_S:g} s on line {place}"
             raise UsageError(f"pattern {pattern.name}: {why}") from None
-        if match:
-            groups = {name: text for name, text in match.groupdict().items() if text}
-            yield attempt, place, groups if whole or match.end() < len(line) else CUT
+        if match and (whole or match.end() < len(line)):
+            yield attempt, place, {k: text for k, text in match.groupdict().items() if text}
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[int, str, bool]]:
@@ -89,9 +87,8 @@ def observed_lines(
     unit, work_per_step and warmup_steps of the study.
     """
     seen: list[Observation] = []
-    cut, unread, source = 0, list[str](), f"pattern {pattern.name}"
+    unread, source = list[str](), f"pattern {pattern.name}"
     for attempt, _, groups in lines:
-        cut += groups is CUT
         values = {name: plain(text, name) for name, text in groups.items()}
         measures = (n for n in values if quantity_of(n).kind in ("step_time", "rate"))
         bad = [name for name in measures if not _is_above_0(values[name])]
@@ -103,8 +100,6 @@ def observed_lines(
     if pattern.spans == "running":
         steps = [replace(line, warmup=False) for line in steps[-1:]]
     not_taken = []
-    if cut:
-        not_taken.append(f"{counted(cut, 'line')} of {source} may be truncated: not used")
     if unread:
         not_taken.append(
             f"{counted(len(unread), 'line')} of {source} with a time or rate that is no number "

@@ -11,10 +11,10 @@ from typing import Any
 
 import regex
 
-from jobkit.analysis.collect.lines import TIMEOUT_S, matches, observed_lines, observed_metrics
+from jobkit.analysis.collect.lines import TIMEOUT_S
 from jobkit.analysis.collect.records import RunRecords, read_log
-from jobkit.analysis.collect.rows import of_tables, recorded_spec, result_row
-from jobkit.analysis.collect.steps import IN_STEPS, Observed, observed_windows
+from jobkit.analysis.collect.rows import observed_of, of_tables, recorded_spec, result_row
+from jobkit.analysis.collect.steps import IN_STEPS, Observed
 from jobkit.analysis.tables.frames import Row
 from jobkit.errors import UsageError
 from jobkit.metric.pattern import Pattern
@@ -87,7 +87,8 @@ def _read(run_id: str, path: Path, logs: GivenLogs) -> dict[str, Any]:
         numbers = {"ranks": start.get("world_size"), "nodes": start.get("nodes")}
         known = {k: v for k, v in numbers.items() if type(v) is int and v > 0}
         size = _shape(known, logs.ranks_per_node)
-    observed = _observed(path, logs, records, size.get("world_size"))
+    # Of several ranks a log has the windows of rank 0 alone.
+    observed = observed_of(path, _ANYWHERE, records, logs, pattern, size.get("world_size"))
     row = result_row(spec, RunState(status="ok"), records, observed)
     row |= size or dict.fromkeys(("nodes", "ranks_per_node", "world_size"))
     row |= {"attempts": None, "evidence_file": path.name}
@@ -124,24 +125,6 @@ def _judged(
         return {"status": "failed", "reason": why_not}
     unknown = "read from a log: whether it ended well is not known"
     return {"status": "ok", "reason": None if recorded == "ok" else unknown}
-
-
-def _observed(
-    path: Path, logs: GivenLogs, records: RunRecords, ranks: int | None
-) -> Observed | None:
-    """What was observed of the steps: by the pattern, else of jobkit's own lines, else of others.
-
-    A log has the windows of rank 0 alone: of several ranks they say the work only where it is
-    stated.
-    """
-    planned = {n: getattr(logs, n) for n in ("unit", "work_per_step", "warmup_steps")}
-    if records.unreadable:
-        return None
-    if logs.pattern:
-        with open_log(path, _ANYWHERE) as stream:
-            return observed_lines(matches(stream, logs.pattern), logs.pattern, ranks, planned)
-    windows = observed_windows(records.of("window"), records.last("run_start"), planned, ranks)
-    return windows or observed_metrics(records.foreign, ranks, planned)
 
 
 def _size_of(path: Path, size: str, per_node: int | None) -> Row:

@@ -41,6 +41,7 @@ from jobkit.analysis.tables.series import apart, faults, series_labels
 from jobkit.analysis.tables.text import counted
 from jobkit.errors import UsageError, one_line
 from jobkit.files import is_there
+from jobkit.metric.pattern import pattern_of
 from jobkit.outcome import slurm_jobs
 from jobkit.outcome.state import RunState, join, ordered_runs
 from jobkit.paths import RunPaths, StudyPaths, read_json
@@ -272,7 +273,8 @@ def _read(
     records = read_run(paths, record_id)
     actual = recorded_spec(records)
     spec = planned.decided(actual) if planned and actual else planned or actual
-    observed = observed_of(paths, records, spec)
+    pattern, ranks = pattern_of(spec), getattr(spec, "world_size", None)
+    observed = observed_of(paths.log, paths.folder.parent, records, spec, pattern, ranks)
     # Where rates may lie in a file that is closed to us, the wall time stands for none of them.
     wall_s = None if records.unreadable else wall_time_s(paths, state.attempts)
     row = result_row(spec, state, records, observed, wall_s)

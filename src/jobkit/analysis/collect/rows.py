@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -37,7 +38,7 @@ from jobkit.analysis.tables.frames import Row
 from jobkit.analysis.tables.text import counted
 from jobkit.errors import UsageError
 from jobkit.metric.kinds import COMMON, KINDS, Record
-from jobkit.metric.pattern import pattern_of
+from jobkit.metric.pattern import Pattern
 from jobkit.outcome.logs import open_log
 from jobkit.outcome.state import RunState
 from jobkit.paths import RunPaths, read_json
@@ -60,22 +61,32 @@ IDENTIFIES = {*COMMON, "values", *OF_RUN} - {"attempt"}
 _NOT_SHOWN = frozenset(("rank", "attempt", "step", "epoch", "t", "seq"))
 
 
-def observed_of(paths: RunPaths, records: RunRecords, spec: object) -> Observed | None:
-    """What was observed of the steps of a run; None where nothing was."""
-    planned = {n: getattr(spec, n, None) for n in ("unit", "work_per_step", "warmup_steps")}
-    ranks = getattr(spec, "world_size", None)
+def observed_of(
+    log: Path,
+    within: Path,
+    records: RunRecords,
+    planned: object,
+    pattern: Pattern | None,
+    ranks: int | None,
+) -> Observed | None:
+    """What was observed of the steps of a run; None where nothing was.
+
+    within: the folder out of which no link may lead. planned: an object with the unit,
+    work_per_step and warmup_steps that were stated, as far as it has them.
+    """
+    stated = {n: getattr(planned, n, None) for n in ("unit", "work_per_step", "warmup_steps")}
     windows = records.of_all_ranks("window")
-    by_meter = observed_windows(windows, records.last("run_start"), planned, ranks)
+    by_meter = observed_windows(windows, records.last("run_start"), stated, ranks)
     by_lines = None
-    if (pattern := pattern_of(spec)) and (by_meter is None or by_meter.source == "auto"):
+    if pattern and (by_meter is None or by_meter.source == "auto"):
         try:
-            with open_log(paths.log, paths.folder.parent) as stream:
-                by_lines = observed_lines(matches(stream, pattern), pattern, ranks, planned)
+            with open_log(log, within) as stream:
+                by_lines = observed_lines(matches(stream, pattern), pattern, ranks, stated)
         except OSError:
             pass  # the reader of records says why
     if by_lines and by_lines.steps:
         return by_lines
-    best = by_meter or observed_metrics(records.foreign, ranks, planned)
+    best = by_meter or observed_metrics(records.foreign, ranks, stated)
     if best and by_lines:
         return replace(best, not_taken=[*best.not_taken, *by_lines.not_taken])
     return best or by_lines

@@ -117,53 +117,41 @@ best_val_accuracy NUMBER maximum validation accuracy over epochs
 """)
 _STEPS = _columns("""
 throughput NUMBER rate over all ranks, in throughput_unit, without the warm-up
-throughput_unit TEXT unit of throughput: images/s, samples/s, tokens/s, steps/s; of wall times
-    runs/h, shares/h
+throughput_unit TEXT its unit: images/s, tokens/s, steps/s, ...; of wall times runs/h, shares/h
 throughput_source TEXT what measured it: meter, auto, pattern NAME, metric lines, epochs of the
     training, or the wall time of the run
 step_time_s NUMBER time of one optimizer step, without the warm-up
-step_p50_s NUMBER median time of a step; of windows: the median of theirs, by steps; on a GPU by
-    events on its stream
+step_p50_s NUMBER median time of a step: the median of the windows', by steps
 step_p95_s NUMBER 95th percentile of the time of a step, likewise
 step_p99_s NUMBER 99th percentile of the time of a step, likewise
 step_max_s NUMBER longest time of a step
 steps_timed COUNT optimizer steps in these times
 wall_time_s NUMBER from the start of the run's job to its end
-ranks_together TEXT of a command on several ranks, what shows that they worked together: process
-    group, connection, shared memory, network device, stated; none: nothing does, they are copies
+ranks_together TEXT what shows that the ranks of a command worked together; none: they are copies
 """)
 _BREAKDOWN = _columns("""
-breakdown_compute_s NUMBER of a step: seconds of computing: kernels on a GPU, operations of torch
-    on the CPU; this and the next three are means over the ranks
-breakdown_communication_s NUMBER of a step: exposed communication, in which nothing computes;
-    waiting_s is in it
+breakdown_compute_s NUMBER of a step: kernels on a GPU, operations of torch on the CPU; a mean over
+    the ranks, as the next three
+breakdown_communication_s NUMBER of a step: exposed communication, with waiting_s; nothing computes
 breakdown_data_wait_s NUMBER of a step: waiting for batches; on a GPU while it is idle
 breakdown_host_s NUMBER of a step: the rest: Python, launches, the program's own code
 breakdown_waiting_s NUMBER of a step: waiting inside collectives for ranks that come later
-breakdown_last_rank_wait_s NUMBER of a step: waiting for the last rank's end of the step; with the
-    first four it adds up to iteration_s
-breakdown_iteration_s NUMBER of a step: wall time of the profiled steps, maximum over ranks, and
-    slow_steps_s
-breakdown_useful_max_s NUMBER of a step: compute and host: of a rank that is late by them, else the
-    mean
-breakdown_busy_max_s NUMBER of a step: useful_max_s and data wait, of a rank that is late by that,
-    else the mean
-breakdown_random_imbalance_s NUMBER of a step: lost to ranks that are late in turn, with
-    slow_steps_s
-breakdown_slow_steps_s NUMBER of a step: by how much the mean step of the whole run is longer than
-    its typical one, for other reasons than data: rare slow steps; on several ranks also in
-    communication_s and waiting_s, on one in host_s
-breakdown_difference_s NUMBER of a step: ddp of jobkit's own training: by how much it is longer
-    than without communication, which also slows computing
+breakdown_last_rank_wait_s NUMBER of a step: waiting for the last rank's end of the step
+breakdown_iteration_s NUMBER of a step: the first four and last_rank_wait_s
+breakdown_useful_max_s NUMBER of a step: compute and host, of a rank late by them, else the mean
+breakdown_busy_max_s NUMBER of a step: the same with data wait
+breakdown_random_imbalance_s NUMBER of a step: lost to ranks late in turn, and slow_steps_s
+breakdown_slow_steps_s NUMBER of a step: the mean of the run less a typical step, for other reasons
+    than data; in communication_s and waiting_s, of one rank in host_s
+breakdown_difference_s NUMBER of a step: ddp of jobkit's own training: the time above that without
+    communication
 breakdown_ranks COUNT ranks that were profiled
 breakdown_late_s NUMBER of a step: by how much the late rank or node is later than the others
-breakdown_late_rank COUNT the rank that comes last beyond chance; empty where none does, or where a
-    whole node does
+breakdown_late_rank COUNT the rank that comes last beyond chance; empty for a whole node
 breakdown_late_host TEXT its node, or the node that comes last beyond chance
 breakdown_late_device TEXT its GPU
 breakdown_late_cause TEXT what it spends more time with than others: compute, data wait or host
-breakdown_by_rank TEXT where one is late, of up to 16 ranks: seconds of compute, exposed
-    communication, waiting for later ranks, data wait and host, as JSON
+breakdown_by_rank TEXT where one is late: the parts of up to 16 ranks, as JSON
 breakdown_not_profiled TEXT why no step was profiled
 """)
 _VERSIONS = _columns("""
