@@ -102,8 +102,7 @@ def test_the_study_file_in_it_plans_the_same_runs(tmp_path: Path) -> None:
     assert study_file(results).startswith("# Without 4 of the 8 runs, ")
     assert commands(results, ["--work", "90 epochs"]).splitlines() == [
         "python run_benchmarks.py --study s.toml",
-        "python collect_results.py s",
-        "python plot_results.py s --work '90 epochs'",
+        "./plot_results.sh s --work '90 epochs'",
     ]
 
 
@@ -124,7 +123,7 @@ def test_a_forecast_is_marked_wherever_it_stands(capsys, monkeypatch) -> None:
     assert widths[1] > widths[0]
     page = (folder / "report.html").read_text()
     assert "Forecast: not measured" in page
-    assert "plot_results.py s --forecast 8 16 4096 --min-efficiency 0.6" in page
+    assert "plot_results.sh s --forecast 8 16 4096 --min-efficiency 0.6" in page
     # Without one, nothing of the old one is left.
     assert plot_main(["s"]) == 0
     assert not (folder / "forecast.csv").exists()

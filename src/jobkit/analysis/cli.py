@@ -4,7 +4,10 @@ pandas, matplotlib and rich are imported only where they are needed: --help stay
 """
 
 import argparse
+import os
 import shlex
+import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +37,7 @@ exit codes:
 _PLOT = """examples:
   python plot_results.py                        the newest study
   python plot_results.py logs/demo              or just: demo
+  python plot_results.py demo --collect         what ./plot_results.sh does
   python plot_results.py demo --forecast 16 32 64
   python plot_results.py demo --forecast 16 --gpus-per-node 4    measured on one node of 4 GPUs
   python plot_results.py strong --forecast 64 --comm logs/comm/job-42/comm.csv
@@ -46,7 +50,7 @@ the report begins with five lines, as:
 exit codes:
   0  the figures and the report were made
   2  wrong usage: no such study, too few sizes for a forecast, a folder that cannot be written
-  3  no run has finished an epoch or measured a step: no figure was made
+  3  --collect: a run is not ok; or no run has a rate, and no figure was made
 """
 MIN_EFFICIENCY = 0.8  # of the size that the report recommends
 VERDICT_LINES = 3  # of the report, on the terminal
@@ -59,6 +63,10 @@ def _parser(prog: str, description: str, epilog: str) -> Parser:
     parser.add_argument("study", nargs="?", metavar="STUDY", help=text)
     text = "write into this folder, as for the study of another user (default: the study's)"
     parser.add_argument("--out", type=Path, metavar="DIR", help=text)
+    text = "a series of its own for each device model and commit of the code that are mixed"
+    parser.add_argument("--apart", action="store_true", help=text)
+    text = "target validation accuracy (default: one that all successful runs have reached)"
+    parser.add_argument("--accuracy", type=share, metavar="SHARE", help=text)
     return parser
 
 
@@ -69,16 +77,10 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
     parser = _parser("collect_results.py", text, _COLLECT)
     add = parser.add_argument
     add("--json", action="store_true", help="print the summary as JSON instead")
-    text = "a series of its own for each device model and commit of the code that are mixed"
-    add("--apart", action="store_true", help=text)
-    text = "target validation accuracy (default: one that all successful runs have reached)"
-    add("--accuracy", type=share, metavar="SHARE", help=text)
     text = "exit with 4 if a series has a lower parallel efficiency than this, with --at"
     add("--min-efficiency", type=share, metavar="SHARE", help=text)
     text = "the number of ranks at which --min-efficiency is checked"
     add("--at", type=at_least(int, 1), metavar="RANKS", help=text)
-    # Of plot_results.sh, where plot says the verdict and what comes next.
-    add("--then-plot", action="store_true", help=argparse.SUPPRESS)
     add_log_options(parser)
     args = parser.parse_args(argv)
     if (args.at is None) != (args.min_efficiency is None):
@@ -98,7 +100,16 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
             print(f"warning: {line}", file=sys.stderr)
     else:
         print_summary(results)
-        _print_end(results, args.then_plot)
+        _print_verdict(results, MIN_EFFICIENCY)
+        _print_tables(results)
+        follow = ["python", "plot_results.py", short_path(results.folder)]
+        if results.out:
+            follow += ["--out", short_path(results.out)]
+        if results.runs["throughput"].isna().all():
+            follow = ["python", "-m", "jobkit", "status", short_path(results.folder)]
+            if results.paths.given_logs.exists():
+                follow = ["python", "-m", "jobkit", "try-pattern", "--help"]
+        print(shlex.join(["next:", *follow]))
     least, at = args.min_efficiency, args.at
     missed, unsure = check_efficiency(results.sizes, least, at) if at else ([], [])
     for line in missed:
@@ -110,28 +121,22 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
     return Exit.OK if results.ok else Exit.INCOMPLETE
 
 
-def _print_end(results: "Results", then_plot: bool) -> None:
-    """Print what was found, the tables that were written, and the next command."""
+def _print_verdict(results: "Results", min_efficiency: float) -> None:
+    """Print the first lines of the report."""
     from jobkit.analysis.figures.style import unit
     from jobkit.analysis.findings.verdict import verdict
+
+    print("\n".join(verdict(results, unit(results), min_efficiency)[:VERDICT_LINES]))
+
+
+def _print_tables(results: "Results") -> None:
+    """Print the names and sizes of the tables that were written."""
     from jobkit.analysis.tables.text import counted
 
     kinds = {"results": "run", "epochs": "epoch", "scaling": "size"}
     tables = results.tables.items()
     words = [f"{p.name} ({counted(len(t), kinds.get(p.stem, 'row'))})" for p, t in tables]
-    written = f"wrote {', '.join(words)} to {short_path(results.output.folder)}"
-    if then_plot:
-        print(written)
-        return
-    print("\n".join([*verdict(results, unit(results), MIN_EFFICIENCY)[:VERDICT_LINES], written]))
-    follow = ["python", "plot_results.py", short_path(results.folder)]
-    if results.out:
-        follow += ["--out", short_path(results.out)]
-    if results.runs["throughput"].isna().all():
-        follow = ["python", "-m", "jobkit", "status", short_path(results.folder)]
-        if results.paths.given_logs.exists():
-            follow = ["python", "-m", "jobkit", "try-pattern", "--help"]
-    print(shlex.join(["next:", *follow]))
+    print(f"wrote {', '.join(words)} to {short_path(results.output.folder)}")
 
 
 @command
@@ -143,6 +148,9 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
     )
     parser = _parser("plot_results.py", text, _PLOT)
     add, count = parser.add_argument, at_least(int, 1)
+    text = "collect the logs first, as collect_results.py does; --apart and --accuracy are for that"
+    add("--collect", action="store_true", help=text)
+    add("--open", action="store_true", help="open the report, where there is a display")
     text = "predict these sizes from the fitted scaling laws, marked as not measured"
     add("--forecast", type=count, nargs="+", default=[], metavar="RANKS", help=text)
     text = (
@@ -159,36 +167,52 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
     add("--runs", type=count, default=1, metavar="N", help="runs of --work (default 1)")
     args = parser.parse_args(argv)
 
-    from jobkit.analysis.collect.results import OUTDATED, Results, check_own
+    if (args.gpus_per_node or args.comm) and not args.forecast:
+        raise UsageError("--gpus-per-node and --comm have no effect without --forecast")
+    if (args.apart or args.accuracy) and not args.collect:
+        raise UsageError("--apart and --accuracy have no effect without --collect")
+
+    from jobkit.analysis.collect.results import OUTDATED, Results, check_own, collect
+    from jobkit.analysis.report.summary import print_summary
 
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
-    results = Results.load(args.study, args.out)
+    if args.collect:
+        target = {"accuracy": args.accuracy, "separate": args.apart}
+        results = collect(args.study, out=args.out, **target)
+        print_summary(results)
+        _print_tables(results)
+    else:
+        results = Results.load(args.study, args.out)
     check_own(results.output.folder)
     shown = short_path(results.folder)
-    if results.is_outdated:
+    if not args.collect and results.is_outdated:
         print(f"{shown}: {OUTDATED}", file=sys.stderr)
     if results.epochs.empty and results.runs["throughput"].isna().all():
         states = ", ".join(f"{n} {s}" for s, n in results.runs["status"].value_counts().items())
         print(f"{shown}: no run has a rate ({states}): no figure", file=sys.stderr)
         return Exit.INCOMPLETE
-    if (args.gpus_per_node or args.comm) and not args.forecast:
-        raise UsageError("--gpus-per-node and --comm have no effect without --forecast")
     # The options that make the same report again.
     options: list[str] = []
     for name, value in vars(args).items():
-        if name not in ("study", "out") and value != parser.get_default(name):
+        if name not in ("study", "out", "collect", "open") and value != parser.get_default(name):
             values = value if isinstance(value, list) else [value]
             options += [f"--{name.replace('_', '-')}", *map(str, values)]
-    return _draw(results, args, options)
+    report = _draw(results, args, options)
+    on_mac = sys.platform == "darwin"
+    display = on_mac or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    opener = shutil.which("open" if on_mac else "xdg-open")
+    if args.open and opener and display:
+        null = subprocess.DEVNULL
+        subprocess.Popen([opener, report], stdin=null, stdout=null, stderr=null)
+    return Exit.INCOMPLETE if args.collect and not results.ok else Exit.OK
 
 
-def _draw(results: "Results", args: argparse.Namespace, options: Sequence[str]) -> int:
-    """Forecast, draw the figures, write the report and print what it begins with."""
+def _draw(results: "Results", args: argparse.Namespace, options: Sequence[str]) -> str:
+    """Forecast, draw the figures, write the report and print what it begins with; return it."""
     from jobkit.analysis.figures.draw import draw
     from jobkit.analysis.figures.style import FORMATS, unit
     from jobkit.analysis.findings import forecast
-    from jobkit.analysis.findings.verdict import verdict
     from jobkit.analysis.report.report import write_report
     from jobkit.analysis.report.tables import project_table
     from jobkit.analysis.tables.frames import save_table
@@ -214,10 +238,11 @@ def _draw(results: "Results", args: argparse.Namespace, options: Sequence[str]) 
         project = project_table(results, args.work, args.runs, of, forecasts)
     drawn = draw(results, forecasts)
     count, formats = counted(len(drawn) // len(FORMATS), "figure"), ", ".join(FORMATS).upper()
-    print("\n".join(verdict(results, of, efficiency)[:VERDICT_LINES]))
+    _print_verdict(results, efficiency)
     print(f"wrote {count} ({formats}) to {short_path(results.output.figures)}")
     written = write_report(results, drawn, forecasts, efficiency, project, options)
     names = ", ".join(path.name for path in written)
     print(f"wrote {names} to {short_path(results.output.folder)}")
-    print(f"next: open {short_path(written[-1])} in a browser")
-    return Exit.OK
+    report = short_path(written[-1])
+    print(f"next: open {report} in a browser")
+    return report

@@ -166,8 +166,7 @@ def commands(results: Results, options: Sequence[str] = ()) -> str:
     """The commands that run the study again and make this report; options: of plot_results.py."""
     name = shlex.quote(results.name)
     lines = [f"python run_benchmarks.py --study {name}.toml"] if study_file(results) else []
-    lines += [f"python collect_results.py {name}", f"python plot_results.py {name}"]
-    return " ".join(["\n".join(lines), *map(shlex.quote, options)])
+    return "\n".join([*lines, " ".join(["./plot_results.sh", name, *map(shlex.quote, options)])])
 
 
 def facts(results: Results) -> list[tuple[str, str]]:
