@@ -8,7 +8,6 @@ line what to do if the Python is too old or a package is not installed.
 # ruff: noqa: UP030, UP031, UP032
 import importlib
 import io
-import os
 import select
 import sys
 import typing  # noqa: F401  for a type comment
@@ -41,7 +40,6 @@ def call(main, argv=None):
     # type: (typing.Callable[[list[str]], int], list[str] | None) -> int
     """Call a main function, and return its exit code, or that of what ends it."""
     protect_output()
-    close_new_files()
     try:
         return int(main(sys.argv[1:] if argv is None else argv))
     except SystemExit as end:  # of argparse: --help, or wrong usage
@@ -58,15 +56,6 @@ def call(main, argv=None):
     except OSError as error:  # the machine's, no fault of the program: a full disk, a stale handle
         where = "" if error.filename is None else "{0!r}: ".format(str(error.filename))
         return _refuse("error: {0}{1}".format(where, error.strerror or error), FAILED)
-
-
-def close_new_files():
-    # type: () -> None
-    """Make all new files of this process and its children writable by their owner only.
-
-    A study's folder holds what jobs execute: whoever can write into it acts as its owner.
-    """
-    os.umask(os.umask(0o022) | 0o022)
 
 
 def missing(package):

@@ -16,6 +16,14 @@ from jobkit.files import file_names
 _MAY = " may write there, and so change what the jobs execute"
 
 
+def close_new_files() -> None:
+    """Make all new files of this process and its children writable by their owner only.
+
+    A study's folder holds what jobs execute: whoever can write into it acts as its owner.
+    """
+    os.umask(os.umask(0o022) | 0o022)
+
+
 def private_folder(folder: Path) -> Path:
     """Make a folder that only its owner can enter, and return it; UsageError where it is not ours.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from jobkit import entry, permissions
+from jobkit import permissions
 from jobkit.errors import UsageError
 from jobkit.launch import cli, launcher
 from jobkit.launch.command import LaunchRequest
@@ -163,14 +163,12 @@ def test_a_folder_of_ones_own_is_closed_and_no_link(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("umask", [0o000, 0o077])
 def test_what_a_command_makes_is_closed_to_others(tmp_path: Path, umask: int) -> None:
-    def make(_: list[str]) -> int:
-        (tmp_path / "a").mkdir()
-        (tmp_path / "a" / "x.json").touch()
-        return subprocess.run(["mkdir", str(tmp_path / "a" / "child")]).returncode
-
     before = os.umask(umask)
     try:
-        assert entry.call(make, []) == 0
+        permissions.close_new_files()
+        (tmp_path / "a").mkdir()
+        (tmp_path / "a" / "x.json").touch()
+        subprocess.run(["mkdir", str(tmp_path / "a" / "child")], check=True)
     finally:
         os.umask(before)
     modes = {p.name: p.stat().st_mode & 0o777 for p in tmp_path.rglob("*")}

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from jobkit.analysis.log_options import add_log_options, given_logs, logs_folder
 from jobkit.errors import Exit, Parser, UsageError, at_least, command, share
 from jobkit.paths import short_path
+from jobkit.permissions import close_new_files
 
 if TYPE_CHECKING:
     from jobkit.analysis.collect.results import Results
@@ -73,6 +74,7 @@ def _parser(prog: str, description: str, epilog: str) -> Parser:
 @command
 def collect_main(argv: Sequence[str] | None = None) -> int:
     """Write the tables of a study and print its summary; return the exit code."""
+    close_new_files()
     text = "Collect the logs of a study into tables (CSV) and print a summary."
     parser = _parser("collect_results.py", text, _COLLECT)
     add = parser.add_argument
@@ -142,6 +144,7 @@ def _print_tables(results: "Results") -> None:
 @command
 def plot_main(argv: Sequence[str] | None = None) -> int:
     """Draw the figures of a study and write its report; return the exit code."""
+    close_new_files()
     text = (
         "Draw the figures of a study (PNG, SVG and PDF) and write its report, report.html, from "
         "the tables that collect_results.py wrote. A study without tables is collected first."
