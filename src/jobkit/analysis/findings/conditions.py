@@ -6,9 +6,8 @@ They stand in the sentence that says what to request, in the report and under th
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -184,60 +183,51 @@ def _accuracy(results: Results, compared: Sequence[Size], unit: str) -> Iterator
         yield Caveat(f"accuracy falls from {ends} on {fallen[0].size.devices} {noun}: tune first")
 
 
-def _rated(results: Results, name: str) -> list[tuple[Size, Any, float]]:
-    """The runs of all sizes with a rate and a value in a column: the value, and the rate's log."""
-    return [
-        (size, value, math.log(rate))
-        for size in results.sizes
+def _rated(results: Results, column: str, sizes: Sequence[Size] | None = None) -> pd.DataFrame:
+    """The runs with a rate and a value in a column: their size's place and ranks, value and log."""
+    rows = [
+        (size.place, size.world_size, value, math.log(rate))
+        for size in (results.sizes if sizes is None else sizes)
         for run, rate in zip(size.rated_runs, size.rates, strict=True)
-        if rate > 0 and (value := results.rows[run].get(name)) is not None
+        if rate > 0 and (value := results.rows[run].get(column)) is not None
     ]
-
-
-def _by_size(rated: Sequence[tuple[Size, Any, float]]) -> dict[Any, list[int]]:
-    """The places of the runs of each size."""
-    groups = defaultdict[Any, list[int]](list)
-    for i, (size, _, _) in enumerate(rated):
-        groups[size.place].append(i)
-    return groups
+    return pd.DataFrame(rows, columns=["place", "ranks", "value", "log"])
 
 
 def _slow_nodes(results: Results, request: Size | None) -> Iterator[Caveat]:
     """Nodes that are in slow runs only: the rates of a size split in two where they take part."""
-    rated = _rated(results, "node_list")
-    nodes = [set(filter(None, value.split(","))) for _, value, _ in rated]
-    groups = [own for own in _by_size(rated).values() if len(own) > 1]
-    rest = {i: rated[i][2] - max(rated[j][2] for j in own) for own in groups for i in own}
-    order = sorted(rest, key=lambda i: rest[i])
-    gaps = [(rest[b] - rest[a], i) for i, (a, b) in enumerate(pairwise(order), 1)]
-    gap, first = max(gaps, default=(0.0, 0))  # of the fast runs
+    runs = _rated(results, "node_list")
+    logs = runs.groupby("place")["log"]
+    runs["rest"] = runs["log"] - logs.transform("max")
+    nodes = [set(filter(None, text.split(","))) for text in runs["value"]]
+    groups = [own for own in logs.indices.values() if len(own) > 1]
+    order = runs["rest"][logs.transform("size") > 1].sort_values()
+    if len(order) < 3 or order.diff().max() < _SLOW_NODE / 2:
+        return
+    first = int(order.diff().argmax())  # of the fast runs
     slow, fast = order[:first], order[first:]
 
-    def exclusive(slow: Sequence[int]) -> set[str]:
+    def exclusive(slow: Collection[int]) -> set[str]:
         """The nodes of slow runs that no other has; none unless each slow run has one."""
-        fast = set[str]().union(*(nodes[i] for i in rest if i not in {*slow}))
-        only = set[str]().union(*(nodes[i] for i in slow)) - fast
+        others = set[str]().union(*(nodes[i] for i in order.index if i not in slow))
+        only = set[str]().union(*(nodes[i] for i in slow)) - others
         return only if all(nodes[i] & only for i in slow) else set()
 
-    only = exclusive(slow)
-    if gap < _SLOW_NODE / 2 or len(slow) < 2 or not only:
+    members, drop = {*slow.index}, -math.expm1(slow.median() - fast.median())
+    if len(slow) < 2 or drop < _SLOW_NODE or not (only := exclusive(members)):
         return
-    drop = -math.expm1(median(rest[i] for i in slow) - median(rest[i] for i in fast))
     # How often as many slow runs of each size, drawn by lot, would have nodes of their own.
     lot, hits = np.random.default_rng(0), 0
-    for _ in range(_DRAWS if len(rest) <= _MAX_DRAWN else 0):
-        drawn = (lot.choice(own, len({*own} & {*slow}), replace=False) for own in groups)
-        hits += bool(exclusive([int(i) for part in drawn for i in part]))
-    if drop < _SLOW_NODE or hits > _BY_CHANCE * _DRAWS:
+    for _ in range(_DRAWS if len(order) <= _MAX_DRAWN else 0):
+        drawn = (lot.choice(own, len({*own} & members), replace=False) for own in groups)
+        hits += bool(exclusive({int(i) for part in drawn for i in part}))
+    if hits > _BY_CHANCE * _DRAWS:
         return
     text = f"runs on {_some(sorted(only))} are {drop:.0%} slower"
-    base, kept = base_of(results, request), [not of & only for of in nodes]
-    sound = [
-        [rate for (s, _, rate), keep in zip(rated, kept, strict=True) if keep and s is size]
-        for size in (request, base)
-    ]
-    if request and base and all(sound):
-        ratio = math.exp(median(sound[0]) - median(sound[1])) * (base.devices or 0)
+    sound = runs[[not own & only for own in nodes]].groupby("place")["log"].median()
+    base = base_of(results, request)
+    if request and base and {request.place, base.place} <= {*sound.index}:
+        ratio = math.exp(sound[request.place] - sound[base.place]) * (base.devices or 0)
         text += f": without them parallel efficiency is {ratio / (request.devices or 1):.0%}"
     yield Caveat(text, doubts=True)
 
@@ -301,26 +291,21 @@ def _curves(results: Results) -> dict[str, list[float]]:
 
 def _drift(results: Results, compared: Sequence[Size]) -> Iterator[Caveat]:
     """Rates that change with the time of the start, and sizes that ran one after the other."""
-    rated = _rated(results, "start_time_s")
-    runs = np.array([(float(start), rate) for _, start, rate in rated]).reshape(-1, 2)
-    groups = [own for own in _by_size(rated).values() if len(own) > 1]
-    free = sum(len(own) - 1 for own in groups) - 1
-    if free >= 3:
-        times, logs = np.concatenate([runs[own] - runs[own].mean(axis=0) for own in groups]).T
-        spread = float((times**2).sum()) or math.inf
+    runs = _rated(results, "start_time_s")
+    own = runs.groupby("place")
+    times, logs = (runs[name] - own[name].transform("mean") for name in ("value", "log"))
+    free, spread = len(runs) - own.ngroups - 1, float((times**2).sum())
+    if free >= 3 and spread:
         slope = float((times * logs).sum()) / spread
         error = math.sqrt(float(((logs - slope * times) ** 2).sum()) / free / spread)
-        change = slope * float(np.ptp(runs[:, 0]))
+        change = slope * float(np.ptp(runs["value"]))
         if abs(change) >= _DRIFT and (not error or tail(abs(slope) / error, free) <= _CHANCE):
             yield Caveat(f"rates drift by {math.expm1(change):+.0%} over the study", doubts=True)
-    spans = defaultdict[Any, list[float]](list)
-    for size, start, _ in rated:
-        if size in compared:
-            spans[size.world_size].append(float(start))
-    order = [spans[n] for n in sorted(spans)]
-    rising = all(max(a) < min(b) for a, b in pairwise(order))
-    falling = all(min(a) > max(b) for a, b in pairwise(order))
-    if len(order) > 2 and any(len(times) > 1 for times in order) and (rising or falling):
+    of_ranks = _rated(results, "start_time_s", compared).groupby("ranks")["value"]
+    spans = of_ranks.agg(["min", "max", "size"])
+    rising = (spans["max"].shift() < spans["min"])[1:].all()
+    falling = (spans["min"].shift() > spans["max"])[1:].all()
+    if len(spans) > 2 and spans["size"].max() > 1 and (rising or falling):
         text = "sizes ran in their order, so a drift looks like scaling: shuffle them"
         yield Caveat(text, doubts=True)
 
@@ -342,12 +327,10 @@ def _nodes(results: Results, compared: Sequence[Size]) -> Iterator[Caveat]:
     if disturbed:
         text = f"{counted(len(disturbed), 'run')} shared nodes ({_some(sorted(nodes))}) with others"
         yield Caveat(f"{text}: use --exclusive or --max-running 1", doubts=True)
-    rated = [r for r in _rated(results, "node_list") if r[0] in compared]
-    lists = [
-        [",".join(sorted(rated[i][1].split(","))) for i in own] for own in _by_size(rated).values()
-    ]
-    same = all(len({*own}) == 1 for own in lists) and any(len(own) > 1 for own in lists)
-    if same and len({own[0] for own in lists}) > 1:
+    lists = _rated(results, "node_list", compared)
+    lists["value"] = [",".join(sorted(text.split(","))) for text in lists["value"]]
+    own = lists.groupby("place")["value"]
+    if (own.nunique() == 1).all() and (own.size() > 1).any() and lists["value"].nunique() > 1:
         yield Caveat("repeats shared their nodes: intervals are too narrow", doubts=True)
 
 
