@@ -97,20 +97,19 @@ def number(cell: str, head: str = "", role: str = "") -> Number | None:
     found = _CELL.fullmatch(cell.strip(" *$~"))
     if not found:
         return None
-    plain = re.sub(r"[' \u00a0\u202f]", "", found["value"])
-    marks = re.findall(r"[.,]", plain)
-    decimal = marks[-1] if marks and (len({*marks}) > 1 or len(marks) == 1) else ""
-    if marks == [","] and re.fullmatch(r"[1-9]\d{0,2},\d{3}", plain):
-        decimal = ""  # of thousands
-    digits = "".join("." if c == decimal else c for c in plain if c.isdigit() or c == decimal)
+    whole, rest = re.sub(r"[' \u00a0\u202f]", "", found["value"]), ""
+    marks = re.findall(r"[.,]", whole)
+    of_thousands = re.fullmatch(r"[1-9]\d{0,2},\d{3}", whole)
+    if marks and not of_thousands and (len(marks) == 1 or len({*marks}) > 1):
+        whole, _, rest = whole.rpartition(marks[-1])
     scale = _SCALES.get(found["scale"] or "", 1.0)
     if role == "time":
         words = re.split(r"[^\w\u00b5]+|_", head.lower())
         units = [w for w in words if w.removesuffix("s") in _SECONDS or w in _SECONDS]
         unit = found["unit"] or (units[-1] if units else "s")
         scale *= _SECONDS.get(unit) or _SECONDS[unit.removesuffix("s")]
-    half = 10.0 ** -len(digits.partition(".")[2]) / 2
-    value, text = float(digits), cell.strip(" *$")
+    half, text = 10.0 ** -len(rest) / 2, cell.strip(" *$")
+    value = float(f"{re.sub('[.,]', '', whole)}.{rest}")
     if role == "efficiency" and "%" not in head + text and value <= 3:  # a share of 1
         text, scale = f"{text} (of 1)", 100.0
     return Number(text, (value - half) * scale, (value + half) * scale)
@@ -290,16 +289,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UsageError(f"{args.file}: {reason}") from None
     judged = [v for v in verdicts if v.follows is not None]
     wrong = [v for v in judged if not v.follows]
-    for v in wrong:
-        print(f"line {v.line}: {v.said} does not follow: {v.how}")
+    for v in verdicts:
+        if not v.follows:
+            verb = "is not judged" if v.follows is None else "does not follow"
+            print(f"line {v.line}: {v.said} {verb}: {v.how}")
     if judged:
         print(f"{args.file}: {len(judged) - len(wrong)} of {len(judged)} judged claims follow")
-    unjudged: dict[str, list[str]] = {}
-    for v in verdicts:
-        if v.follows is None:
-            unjudged.setdefault(v.how, []).append(f"{v.said} (line {v.line})")
-    for why, own in unjudged.items():
-        print(f"not judged, {why}: {', '.join(own)}")
     if not judged:
         raise UsageError(f"{args.file}: nothing to check: no table with a claim that can be judged")
     return Exit.THRESHOLD if wrong else Exit.OK
