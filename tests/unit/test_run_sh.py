@@ -50,7 +50,6 @@ REFUSED: list[tuple[str, dict[str, str], str]] = [
     ("--nodes x --ntasks-per-node 1", IN_JOB, "--nodes x: must be a whole number"),
     ("--max-restarts x", {}, "--max-restarts x: must be a whole number, 0 or more"),
     ("--monitor-interval 0", {}, "--monitor-interval 0: must be a number of seconds, above 0"),
-    ("--comm --preflight", {}, "one after the other, not both"),
     ("--nproc 2", {}, "unknown option --nproc: write --nproc-per-node 2"),
     ("--gpus=4", {}, "unknown option --gpus=4: write --nproc-per-node 4"),
     ("python train.py", {}, "a command comes after --, as: bash run.sh -- python train.py"),
