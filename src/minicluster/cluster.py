@@ -180,7 +180,7 @@ def take_down(root: Path) -> None:
     cluster = Cluster.load(root)
     if cluster and not dead(root, daemon_names(cluster)):
         # The jobs by Slurm first: an `srun` in another terminal then ends as well.
-        for partition in cluster.partitions:
+        for partition in ("batch", "urgent"):
             machine.ask(root, "scancel", f"--partition={partition}", timeout_s=2.0)
         deadline = time.monotonic() + 2
         while machine.ask(root, "squeue", "-h", timeout_s=2.0) and time.monotonic() < deadline:

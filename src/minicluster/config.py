@@ -68,10 +68,6 @@ class Cluster:
         return "n1" if self.nodes == 1 else f"n[1-{self.nodes}]"
 
     @property
-    def partitions(self) -> list[str]:
-        return ["batch", "urgent"] if self.preemption else ["batch"]
-
-    @property
     def munge_socket(self) -> Path:
         return self.root / "run" / "munge.sock"
 

@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 from bench import LESS, ROOT, report
 
@@ -42,30 +41,20 @@ SITE = 'description = "minicluster"\ngpu_request = "none"\ntime = "01:00:00"\n'
 FASTER = 1.2  # exponents above it are named; seconds on a busy machine scatter
 
 
-class Cost(NamedTuple):
-    """What one command took, with the processes that it waited for."""
-
-    cpu_s: float
-    calls: int
-
-
 def calls(text: str) -> int:
     """The read and write calls that the text of a /proc/PID/io counts."""
     return sum(int(number) for number in re.findall(r"^sysc[rw]: (\d+)", text, re.MULTILINE))
 
 
-def timed(*words: str) -> Cost:
-    """Run a command of jobkit."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "jobkit", *words], stdout=sys.stderr, stdin=subprocess.DEVNULL
-    ) as process:
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+def calls_of(*words: str) -> int:
+    """Run a command of jobkit; the calls of it and of the processes that it waited for."""
+    words = (sys.executable, "-m", "jobkit", *words)
+    with subprocess.Popen(words, stdout=sys.stderr, stdin=subprocess.DEVNULL) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # its counts are still there
         counted = calls(Path(f"/proc/{process.pid}/io").read_text())
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        sys.exit(f"jobkit {' '.join(words)}: exit code {process.returncode}")
-    return Cost(used.ru_utime + used.ru_stime, counted)
+        sys.exit(f"{' '.join(words)}: exit code {process.returncode}")
+    return counted
 
 
 def rehearse(logs: Path, size: str) -> dict[str, float]:
@@ -73,24 +62,20 @@ def rehearse(logs: Path, size: str) -> dict[str, float]:
     name = f"rehearse-{size}"
     words = ["--name", name, "--gpus", size, "--site", str(logs / "site.toml"), "--no-collect"]
     words += ["--no-wait", "--no-auto", "--", sys.executable, str(logs / "rank.py")]
-    submit = timed("run", *words)
+    submit = calls_of("run", *words)
     (spec,) = (logs / name).glob("*/spec.json")
     while "elapsed_s" not in (job := read_json(spec.parent / "job.json") or {}):
         time.sleep(1)
     log = (spec.parent / "train.log").read_text(errors="replace")
     sizes = [path.lstat().st_size for path in (logs / name).rglob("*") if path.is_file()]
-    collect, plot = timed("collect", name), timed("plot", name)
     return {
-        "submit, CPU s": submit.cpu_s,
-        "submit, calls": submit.calls,
+        "submit, calls": submit,
         "job, s": float(job["elapsed_s"]),
         "job, files": len(sizes),
         "job, MiB": sum(sizes) / 2**20,
         "one rank, calls": calls(log),
-        "collect, CPU s": collect.cpu_s,
-        "collect, calls": collect.calls,
-        "report, CPU s": plot.cpu_s,
-        "report, calls": plot.calls,
+        "collect, calls": calls_of("collect", name),
+        "report, calls": calls_of("plot", name),
     }
 
 
