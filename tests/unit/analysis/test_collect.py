@@ -10,16 +10,19 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from jobkit.analysis.collect.records import RunRecords
 from jobkit.analysis.collect.results import Results, collect
+from jobkit.analysis.collect.rows import ranks_together
 from jobkit.analysis.report.tables import run_costs
 from jobkit.analysis.tables.columns import EPOCHS, RESULTS, TABLES
-from jobkit.analysis.tables.series import series_labels
+from jobkit.analysis.tables.series import SAME, faults, series_labels
 from jobkit.drill.faults import Row
 from jobkit.metric.kinds import KINDS
 from jobkit.metric.pattern import load_pattern
 from jobkit.outcome.state import STATUSES
-from jobkit.paths import write_json
+from jobkit.paths import RunPaths, write_json
 from jobkit.spec.command import CommandSpec
+from jobkit.spec.runspec import RunSpec
 from jobkit.spec.study import Plan, Study
 from support.fake_study import (
     TRAIN_SAMPLES,
@@ -351,6 +354,42 @@ def test_a_run_whose_log_is_closed_has_no_rate(monkeypatch: pytest.MonkeyPatch) 
     assert pd.isna(rows[first]["throughput"]) and pd.notna(rows[other]["throughput"])
     assert found.sizes[0].note is None
     assert f"{first}/train.log cannot be read: Permission denied" in found.warnings()
+
+
+@pytest.mark.parametrize(
+    ("planned", "group_size", "seen", "evidence"),
+    [
+        ({}, 2, "none", "process group"),
+        ({}, 1, "none", "none"),
+        ({}, None, "shared memory", "shared memory"),
+        ({}, None, None, None),
+        ({"together": True}, None, "none", "stated"),
+        ({"launcher": "once"}, None, "none", None),
+        ({"ranks_per_node": 1}, None, "none", None),
+    ],
+)
+def test_the_best_evidence_of_ranks_that_work_together_counts(
+    planned: dict[str, object], group_size: int | None, seen: str | None, evidence: str | None,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    paths = RunPaths(tmp_path)
+    write_json(paths.job, {"ranks_together": seen})
+    start = {"v": 1, "kind": "run_start", "attempt": 0, "group_size": group_size}
+    two = {"command": ("python", "train.py"), "ranks_per_node": 2}
+    assert ranks_together(paths, RunRecords([start]), CommandSpec(**(two | planned))) == evidence
+    assert ranks_together(paths, RunRecords([start]), RunSpec(ranks_per_node=2)) is None
+
+
+def test_a_series_of_copies_is_not_compared_and_its_neighbour_is() -> None:
+    empty = dict.fromkeys((*SAME, "scaling", "global_batch_size", "batch_size_per_rank"))
+    rows = [
+        {"series": s, "strategy": s, "status": "ok", "world_size": n, "ranks_together": seen}
+        for s, seen_at_4 in (("copied", "none"), ("ddp", "connection"), ("short", None))
+        for n, seen in ((1, None), (4, seen_at_4))
+    ]
+    found = faults(pd.DataFrame([row | empty for row in rows]))
+    assert list(found) == ["copied"]
+    assert found["copied"].startswith("4 copies: nothing shows that the ranks worked together")
 
 
 PARTS = {"import_s": 2.0, "group_s": 0.5, "data_s": 0.25, "model_s": 0.125}

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -43,11 +44,6 @@ def _logs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture(params=HOSTILE.values(), ids=HOSTILE)
 def evil(request: pytest.FixtureRequest) -> str:
     return request.param
-
-
-def read_csv(name: str, study: str = "s") -> list[dict[str, str]]:
-    with (logs() / study / name).open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def test_no_run_of_a_plan_leaves_its_folder(evil: str, capsys, tmp_path: Path) -> None:
@@ -107,26 +103,18 @@ def test_what_jobs_wrote_is_text_in_every_product(monkeypatch, capsys) -> None:
     assert plot_main(["s"]) == 0
     said = capsys.readouterr()
     assert "\x1b]" not in said.out + said.err
-    assert sorted(r["run_id"] for r in read_csv("results.csv")) == sorted(run_ids)
     folder = logs() / "s"
+    assert (folder / "results.csv").read_text().count("\n") == len(run_ids) + 1
     for file in folder.rglob("*.csv"):
         cells = [c for row in csv.reader(file.open(newline="", encoding="utf-8")) for c in row]
         assert not [c for c in cells if c.startswith(("=", "+", "@"))]
-        assert not [c for c in cells if c.startswith("-") and not _is_number(c)]
+        assert not [c for c in cells if c.startswith("-") and not re.fullmatch(r"-[\d.e-]+", c)]
         assert not [c for c in cells if set(c) & {"\x1b", "\n", "\r", "\x07"}]
     for file in (folder / "report.html", *folder.glob("figures/*.svg")):
         assert "<script" not in file.read_text(encoding="utf-8")
     for name in ("scaling.md", "scaling.tex"):
         assert "<script" not in (folder / name).read_text(encoding="utf-8").replace("\\<", "")
     assert not list(folder.parent.parent.rglob("*pwned*"))
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 @pytest.mark.parametrize("value", [10**30, -(10**400), 1e308, "9" * 400, [1], {"a": 1}, "\ud800"])

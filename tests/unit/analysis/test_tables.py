@@ -25,8 +25,10 @@ def same(one: Results, other: Results) -> None:
 
 
 def test_a_study_read_from_its_tables_is_the_one_collected_and_has_its_verdict() -> None:
+    """One without tables is collected, and has them then."""
     realistic_study(sizes=(1, 2, "2x4"), repeats=2)
-    collected = collect("scaling")
+    collected = Results.load("scaling")
+    assert (logs() / "scaling" / "results.csv").exists()
     loaded = Results.load("scaling")
     same(collected, loaded)
     assert verdict(loaded, "GPUs") == verdict(collected, "GPUs") != []
@@ -49,13 +51,6 @@ def test_the_logs_are_read_by_collect_alone(capsys: pytest.CaptureFixture[str]) 
     os.utime(log, (later, later))
     assert plot_main(["s", "--gpus-per-node", "4"]) == 2  # it says so before anything else
     assert OUTDATED in capsys.readouterr().err
-
-
-def test_a_study_without_tables_is_collected_and_has_them_then() -> None:
-    whole_study(strategies=("ddp",), gpus=(1,))
-    loaded = Results.load("s")
-    assert (logs() / "s" / "results.csv").exists()
-    same(loaded, collect("s"))
 
 
 COLUMNS = (Column("t", TEXT, ""), Column("n", COUNT, ""), Column("x", NUMBER, ""))

@@ -9,7 +9,7 @@ import pytest
 
 from jobkit.analysis.collect.lines import observed_metrics
 from jobkit.analysis.collect.records import RunRecords, read_run
-from jobkit.analysis.collect.results import Results, collect
+from jobkit.analysis.collect.results import collect
 from jobkit.analysis.collect.rows import (
     WALL_TIME,
     observed_of,
@@ -202,29 +202,20 @@ def test_the_wall_time_is_that_of_one_attempt(
     assert wall_time_s(paths, 2) is None, "of several attempts it is the time of no run"
 
 
-P99 = {1: 0.11, 2: 0.3}
-
-
-@pytest.fixture
-def stepped() -> Results:
-    """A study of jobkit's own training with two windows a run, the first one of the warm-up."""
-    plan = make_plan(strategies=("ddp",), gpus=(1, 2))
+def test_a_training_has_steps_and_the_rate_of_its_epochs() -> None:
+    plan, p99_s = make_plan(strategies=("ddp",), gpus=(1, 2)), {1: 0.11, 2: 0.3}
     for run_id, spec in plan.runs.items():
         run = FakeRun(plan.paths.folder, run_id, spec).begin()
-        for step, p99_s in ((20, 9.0), (40, P99[spec.world_size])):
-            times = {"step_p50_s": 0.1, "step_p95_s": 0.105, "step_p99_s": p99_s}
-            more = window(step, 2.0, steps=20, epoch=0, warmup=step < 25, step_max_s=p99_s)
-            run.writer.write("window", **times, **more)
+        for step, last in ((20, 9.0), (40, p99_s[spec.world_size])):  # the first of the warm-up
+            times = {"step_p50_s": 0.1, "step_p95_s": 0.105, "step_p99_s": last, "step_max_s": last}
+            run.writer.write("window", **times, **window(step, 2.0, steps=20, warmup=step < 25))
         run.train(0, 1, 2).end()
-    return collect(plan.paths.folder, write=False)
-
-
-def test_the_payload_has_steps_and_its_rate_stays_that_of_its_epochs(stepped: Results) -> None:
-    for row in stepped.runs.to_dict("records"):
+    found = collect(plan.paths.folder, write=False)
+    for row in found.runs.to_dict("records"):
         assert row["throughput_source"] == "epochs of the training"
-        assert row["step_p99_s"] == P99[row["world_size"]]
+        assert row["step_p99_s"] == p99_s[row["world_size"]]
         assert (row["step_p50_s"], row["steps_timed"], row["step_time_s"]) == (0.1, 20, 0.1)
-    assert stepped.steps["throughput_unit"].tolist() == ["images/s"] * 4
+    assert found.steps["throughput_unit"].tolist() == ["images/s"] * 4
 
 
 def done(steps: object, attempt: int = 0) -> dict[str, Any]:
@@ -308,46 +299,27 @@ def test_half_of_the_repeats_are_no_outliers() -> None:
     assert (half, one) == ([False] * 4, [False, False, False, True])
 
 
-def sizes_of(works: tuple[float, ...], more: tuple[float | None, ...] = ()) -> list[Any]:
-    """Sizes of a metered series whose epochs have this work, and the runs of another one."""
-    rows = []
-    for series, amounts in (("own", works), ("other", more)):
-        for at, work in enumerate(amounts):
-            rate = 100.0 * 2**at
-            rows.append(
-                {
-                    "run_id": f"{series}{at}", "series": series, "status": "ok", "nodes": 1,
-                    "ranks_per_node": 2**at, "world_size": 2**at, "throughput": rate,
-                    "throughput_unit": "samples/s", "step_time_s": 0.25,
-                    "time_per_epoch_s": work / rate if work else None,
-                }
-            )  # fmt: skip
-    return sizes(frame(rows, RESULTS))
-
-
-def test_sizes_with_the_same_epoch_have_its_time_and_others_that_of_an_amount_of_work() -> None:
-    """Epochs that grow with the ranks, or that others lack, are not compared."""
-    one, two = sizes_of((1000.0, 1008.0))
-    assert (one.time_of, one.time_s, one.time_amount) == (EPOCH, 10.0, 1000.0)
-    assert (two.time_of, two.time_s) == (EPOCH, pytest.approx(5.04))
-    for made in (sizes_of((1000.0, 2000.0)), sizes_of((1000.0, 1000.0), (None, None))):
-        assert {size.time_of for size in made} == {"1,000 samples"}
-        assert [size.time_s for size in made[:2]] == [10.0, 5.0]
-
-
 @pytest.mark.parametrize(
-    ("run", "unit", "of"),
+    ("works", "of", "seconds"),
     [
-        ({"strategy": "ddp", "status": "failed", "global_batch_size": 8}, "images/s", "epoch"),
-        ({"strategy": "ddp", "status": "failed"}, "runs/h", "run"),  # a command, of ddp.py
-        ({"throughput": 0.05, "throughput_unit": "tokens/s"}, "tokens/s", "0.1 tokens"),
-        ({"throughput": 5.0, "throughput_unit": "tokens/s"}, "tokens/s", "10 tokens"),
+        ((1000.0, 1008.0), EPOCH, [10.0, 5.04]),
+        # Epochs that grow with the ranks, or that others lack, are not compared.
+        ((1000.0, 2000.0), "1,000 samples", [10.0, 5.0]),
+        ((1000.0, None), "1,000 samples", [10.0, 5.0]),
     ],
 )
-def test_what_a_time_is_of(run: dict[str, Any], unit: str, of: str) -> None:
-    same = {"series": "s", "status": "ok", "nodes": 1, "ranks_per_node": 1, "world_size": 1}
-    (size,) = sizes(frame([{"run_id": "r", **same, **run}], RESULTS))
-    assert (size.throughput_unit, size.time_of) == (unit, of)
+def test_sizes_with_the_same_epoch_have_its_time(
+    works: tuple[float | None, ...], of: str, seconds: list[float]
+) -> None:
+    same = {"series": "own", "status": "ok", "nodes": 1, "throughput_unit": "samples/s"}
+    rows = [
+        same | {"run_id": str(n), "ranks_per_node": n, "world_size": n, "throughput": 100.0 * n}
+        | {"time_per_epoch_s": work and work / (100 * n)}
+        for n, work in enumerate(works, 1)
+    ]  # fmt: skip
+    found = sizes(frame(rows, RESULTS))
+    assert [size.time_of for size in found] == [of] * 2
+    assert [size.time_s for size in found] == pytest.approx(seconds)
 
 
 VALUES = [{"v": 1, "kind": "value", "name": f"n{i}"} for i in range(9)]
