@@ -1,8 +1,8 @@
 """The common entry of every command: run_benchmarks.py, collect_results.py, `python -m jobkit`.
 
-Each of them is started by whatever `python` the user has. So the code here is readable by an old
-Python too (no annotations, no f-strings), imports the standard library only, and reports in one
-line what to do if the Python is too old or a package is not installed.
+Each of them is started by whatever `python3` the user has. So the code here is readable by an old
+one too (no f-strings), imports the standard library only, and reports in one line what to do if the
+Python is too old or a package is not installed.
 """
 
 # ruff: noqa: UP030, UP031, UP032
@@ -10,7 +10,7 @@ import importlib
 import io
 import select
 import sys
-import typing  # noqa: F401  for a type comment
+import typing
 
 OLDEST = (3, 11)
 # What each extra of pyproject.toml brings; what is not here comes with a plain install.
@@ -24,8 +24,7 @@ _IN_A_CHECKOUT = "run 'make venv' once, then 'source .venv/bin/activate'"
 FAILED, USAGE, INTERRUPTED = 1, 2, 130  # as in jobkit.errors, which an old Python cannot read
 
 
-def run(module, function, argv=None):
-    # type: (str, str, list[str] | None) -> int
+def run(module: str, function: str, argv: "list[str] | None" = None) -> int:
     """Import the module, call its function with the arguments, and return the exit code."""
     if sys.version_info < OLDEST:
         return _refuse(
@@ -36,8 +35,7 @@ def run(module, function, argv=None):
     return call(lambda words: getattr(importlib.import_module(module), function)(words), argv)
 
 
-def call(main, argv=None):
-    # type: (typing.Callable[[list[str]], int], list[str] | None) -> int
+def call(main: "typing.Callable[[list[str]], int]", argv: "list[str] | None" = None) -> int:
     """Call a main function, and return its exit code, or that of what ends it."""
     protect_output()
     try:
@@ -58,8 +56,7 @@ def call(main, argv=None):
         return _refuse("error: {0}{1}".format(where, error.strerror or error), FAILED)
 
 
-def missing(package):
-    # type: (str) -> str
+def missing(package: str) -> str:
     """One line: the package is not installed, and the command that installs it."""
     from jobkit.paths import INSTALLED  # which an old Python cannot read
 
@@ -72,8 +69,7 @@ def missing(package):
     return "{0}: {1}".format(what, advice.format(extra))
 
 
-def _refuse(what, code=USAGE):
-    # type: (str, int) -> int
+def _refuse(what: str, code: int = USAGE) -> int:
     """Print in one line what is wrong; return the exit code."""
     sys.stderr.write("jobkit: %s\n" % what)
     return code
@@ -87,8 +83,7 @@ class _Lossy(io.FileIO):
 
     lost = False
 
-    def write(self, data):
-        # type: (typing.Any) -> int
+    def write(self, data: "typing.Any") -> int:
         """Write some of the data, or drop all of it; return how many bytes were taken."""
         try:
             while not self.lost:
@@ -101,8 +96,7 @@ class _Lossy(io.FileIO):
         return len(data)
 
 
-def protect_output():
-    # type: () -> None
+def protect_output() -> None:
     """Let no error of output or encoding end this process.
 
     Streams that were replaced before (a test's, a notebook's) or closed (>&-) are left as they are.
@@ -122,8 +116,7 @@ def protect_output():
         setattr(sys, name, protected)
 
 
-def output_is_lost():
-    # type: () -> bool
+def output_is_lost() -> bool:
     """Whether standard output takes no more."""
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     return isinstance(raw, _Lossy) and raw.lost

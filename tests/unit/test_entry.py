@@ -25,7 +25,7 @@ def test_an_old_python_is_told_so(capsys, monkeypatch) -> None:
     monkeypatch.setattr(entry, "OLDEST", (99, 0))
     assert entry.run("jobkit.analysis.cli", "collect_main", ["--help"]) == 2
     assert "Python 99.0 or newer is needed" in capsys.readouterr().err
-    # No f-strings, no annotations, no walrus: what Python 3.6 and older could not read.
+    # No f-strings, no walrus: what Python 3.6 and older could not read.
     ast.parse(Path(entry.__file__).read_text(), feature_version=(3, 5))
 
 
