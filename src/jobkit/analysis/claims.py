@@ -117,17 +117,15 @@ def number(cell: str, head: str = "", role: str = "") -> Number | None:
 
 def check(text: str) -> list[Verdict]:
     """Every speed-up and efficiency of the tables of a text, with the lines counted from 1."""
-    verdicts, context, block, way = list[Verdict](), "", list[tuple[int, list[str]]](), ""
+    verdicts, block, way = list[Verdict](), list[tuple[int, list[str]]](), ""
     for i, line in enumerate([*text.splitlines(), ""], 1):
         how, cells = _cells(line, way)
         if block and (how != way or (cells and len(cells) != len(block[0][1]))):
-            verdicts += _judged(block, context)
+            verdicts += _judged(block)
             block = []
         way = how
         if cells:
             block.append((i, cells))
-        if line.startswith(("#", "**")) or "\\caption" in line:
-            context = line.lower()
     return verdicts
 
 
@@ -159,7 +157,7 @@ def _role(head: str) -> str | None:
     return next((role for role, words in _ROLES if re.search(words, head, re.I)), None)
 
 
-def _judged(block: Sequence[tuple[int, list[str]]], context: str) -> Iterator[Verdict]:
+def _judged(block: Sequence[tuple[int, list[str]]]) -> Iterator[Verdict]:
     """The claims of a table: the line and the cells of its heads, then of each row."""
     (_, heads), *body = block
     columns, series, counts = list[Column](), [""] * len(body), list[list[str]]()
@@ -197,12 +195,10 @@ def _judged(block: Sequence[tuple[int, list[str]]], context: str) -> Iterator[Ve
             if claim is None:
                 continue
             same = [i for i, name in enumerate(series) if name == series[row]]
-            named = re.findall(r"\b(weak|strong)\b", f"{context} {heads} {series[row]}".lower())
             found, why = list[Number](), "no times or rates that are certainly its own"
             for one in evidence:
                 of_series = {i: (size.numbers[i], column.numbers[i], one.numbers[i]) for i in same}
-                scaling = named[-1] if named else ""
-                more, why = _readings(of_series, row, column.role, one, scaling)
+                more, why = _readings(of_series, row, column.role, one)
                 found += more
             said = claim.text + _UNITS[column.role] * claim.text[-1].isdigit()
             if found:  # of two readings the one that the claim is nearest to
@@ -236,7 +232,6 @@ def _readings(
     row: int,
     kind: str,
     column: Column,
-    scaling: str,
 ) -> tuple[list[Number], str]:
     """The values of a claim by a column of times or rates; else why there are none.
 
@@ -256,14 +251,10 @@ def _readings(
     ones = [x for _, x in bases.values()]
     one = Number(ones[0].text, min(x.low for x in ones), max(x.high for x in ones))
     up, down = (one, this) if column.role == "time" else (this, one)
-    # Whether the work grew with the ranks. Where nothing says it, a time or a rate of steps may be
-    # of strong or of weak scaling; in weak scaling an epoch is of the same data or of more.
-    if column.role == "time":
-        grows = {"strong": (False,), "weak": (True,)}.get(scaling, (False, True))
-        grows = (False, True) if scaling == "weak" and "epoch" in column.head.lower() else grows
-    else:
-        unclear = scaling != "strong" and re.search(_PER_STEP, column.head, re.I)
-        grows = (False, True) if unclear else (bool(re.search(_PER_RANK, column.head, re.I)),)
+    # Whether the work grew with the ranks: a time or a rate of steps may be of strong or of weak
+    # scaling, and a right claim meets one of the two.
+    either = column.role == "time" or re.search(_PER_STEP, column.head, re.I)
+    grows = (False, True) if either else (bool(re.search(_PER_RANK, column.head, re.I)),)
     made, grown = [], at / least
     for more in grows:
         factor = (grown if more else 1.0) * (100 / grown if kind == "efficiency" else 1)
