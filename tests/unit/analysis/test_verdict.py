@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.collect.rows import OF_EPOCHS, WALL_TIME
+from jobkit.analysis.collect.rows import WALL_TIME
 from jobkit.analysis.figures.by_size import ends_of, lines_of
 from jobkit.analysis.figures.style import subtitle
 from jobkit.analysis.findings.verdict import MAX_WORDS, verdict
@@ -579,9 +579,6 @@ def test_of_many_those_to_look_at_are_listed() -> None:
     assert found[:4] == ["r20", "r30", "r40", f"r{MAX_LISTED}"] and len(found) == MAX_LISTED
 
 
-INFERRED = "count samples inferred from the batches of the loaders"
-
-
 def sourced_study(*sources: tuple[str, str | None]):
     """A study of one series; each size has another source of its rate, and of its work."""
     rows = runs_of({"train": {n: [100.0 * n] for n in range(1, len(sources) + 1)}})
@@ -594,14 +591,9 @@ def sourced_study(*sources: tuple[str, str | None]):
 @pytest.mark.parametrize(
     ("sources", "under"),
     [
-        ([("auto", "inferred")],
-         "measured by the start-up hook, samples inferred from the batches"),
-        ([("lightning", "counted")], "measured by the adapter for Lightning"),
-        ([("pattern mine", None)], "read by pattern mine"),
-        ([(WALL_TIME, None)], WALL_TIME),
-        ([(OF_EPOCHS, None)], "measured over epochs of the training"),
-        ([("meter", "counted"), ("auto", "stated")],
-         "measured by the start-up hook and measured by the meter"),
+        ([("auto", "inferred")], "rate by the start-up hook"),
+        ([("meter", None), ("auto", None)], "rate by meter and the start-up hook"),
+        ([(WALL_TIME, None)], f"rate by {WALL_TIME}"),
     ],
 )  # fmt: skip
 def test_the_figures_say_what_measured(sources, under: str) -> None:

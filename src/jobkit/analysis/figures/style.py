@@ -20,7 +20,6 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.findings.conditions import rate_sources
 from jobkit.paths import write_whole
 
 FORMATS = ("png", "svg", "pdf")  # to look at, for the report, for LaTeX
@@ -197,7 +196,8 @@ def shared_settings(results: Results) -> list[str]:
     measured = runs["throughput_source"].notna().any()
     # Of a command nothing is known but its parameters, of which one may be called model.
     if runs["model"].isna().all() or (measured and runs["epochs_planned"].isna().all()):
-        what.append(" and ".join(rate_sources(runs)))
+        sources = runs["throughput_source"].replace("auto", "the start-up hook").dropna().unique()
+        what.append(f"rate by {' and '.join(sorted(sources))}" if len(sources) else "")
     else:
         dataset = str(shared("dataset")).rstrip("/").rpartition("/")[2] or "several datasets"
         samples = f", {count:,} images" if (count := shared("train_samples")) else ""

@@ -46,15 +46,13 @@ _HEADS = (
     *("useful share", "computation scalability", "global efficiency"),
 )
 _NOTE = (
-    "100% means no loss. Load balance: mean over ranks of the useful time / that of the rank that "
-    "is slowest over all iterations. Random balance: that / the mean over iterations of the "
-    "maximum (ranks that are slow in turn). Data wait factor: maximum useful time / maximum busy "
-    "time (useful time and waiting for batches). Communication efficiency: maximum busy time / "
-    "time of the iteration. Useful share: the product of these four. Computation scalability: "
-    "useful time per sample, summed over ranks, at the smallest size / at this size. Global "
-    "efficiency = useful share x computation scalability: over that of the smallest size it is the "
-    "parallel efficiency that was measured, as far as these factors explain it. Model: POP centre "
-    "of excellence (pop-coe.eu)."
+    "100% means no loss. Load balance: mean useful time of the ranks / that of the rank that is "
+    "slowest over all iterations. Random balance: that / the mean over iterations of the slowest "
+    "rank's. Data wait factor: maximum useful time / maximum busy time, with the wait for batches. "
+    "Communication efficiency: maximum busy time / time of the iteration. Useful share: their "
+    "product. Computation scalability: useful time per sample of all ranks at the smallest size / "
+    "at this one. Global efficiency: the product of both; over that of the smallest size it is the "
+    "measured parallel efficiency. Model: POP centre of excellence (pop-coe.eu)."
 )
 # What may differ between the runs of two sizes, and how it is called.
 _DIFFER = {

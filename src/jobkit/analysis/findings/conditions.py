@@ -14,9 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from jobkit.analysis.collect.lines import METRIC_LINES
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.collect.rows import OF_EPOCHS, WALL_TIME
 from jobkit.analysis.collect.why import busy_clause
 from jobkit.analysis.findings.causes import base_of, differences, median_of, rows_of, values_of
 from jobkit.analysis.scaling.sizes import Size
@@ -35,15 +33,6 @@ _BY_CHANCE, _DRAWS, _MAX_DRAWN = 0.1, 200, 1000  # that slow runs have nodes of 
 _FELL, _POINTS, _LOSS = 0.01, 0.005, 0.01  # of accuracy: to tune, worth a word; the same of a loss
 _SHOWN = 4
 _INFERRED = "inferred"  # of the work of a step: nobody has stated it
-_SOURCES = {
-    "auto": "measured by the start-up hook",
-    "meter": "measured by the meter",
-    METRIC_LINES: "read from [METRIC] lines",
-    WALL_TIME: WALL_TIME,
-    OF_EPOCHS: f"measured over {OF_EPOCHS}",
-    "lightning": "measured by the adapter for Lightning",
-    "transformers": "measured by the adapter for Transformers",
-}
 
 
 @dataclass(frozen=True)
@@ -367,16 +356,6 @@ def _inferred(runs: pd.DataFrame) -> Iterator[Caveat]:
     if count := int((known == _INFERRED).sum()):
         of = "" if count == len(known) else f" in {count} of {len(known)} runs"
         yield Caveat(f"samples are inferred from the batches{of}: state --work-per-step")
-
-
-def rate_sources(runs: pd.DataFrame) -> list[str]:
-    """What measured the runs' rates, each source once, and whether the samples are inferred."""
-    texts = []
-    for source, own in runs.groupby("throughput_source", sort=True):
-        inferred = bool((own["work_source"] == _INFERRED).any())
-        words = _SOURCES.get(str(source), f"read by {source}")
-        texts.append(words + ", samples inferred from the batches" * inferred)
-    return texts
 
 
 def _some(names: Sequence[str]) -> str:
