@@ -49,7 +49,7 @@ def test_the_logs_are_read_by_collect_alone(capsys: pytest.CaptureFixture[str]) 
     log.write_text("a run that goes on\n")
     later = (logs() / "s" / "results.csv").stat().st_mtime + 5
     os.utime(log, (later, later))
-    assert plot_main(["s", "--gpus-per-node", "4"]) == 2  # it says so before anything else
+    assert plot_main(["s", "--forecast", "1"]) == 2  # it says so before anything else
     assert OUTDATED in capsys.readouterr().err
 
 
