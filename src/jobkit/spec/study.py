@@ -24,6 +24,7 @@ or of any other program, by its command, in which {names} are replaced (see comm
     together = true              # though nothing may show that the ranks talk to each other
 """
 
+import contextlib
 import itertools
 import json
 import random
@@ -345,11 +346,10 @@ def _work_per_step(stated: Any, names: Mapping[str, Value]) -> float | None:
     if stated is None:
         return None
     value = resolve(stated, names)
-    if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?([eE]\+?\d{1,2})?", value):
-        value = float(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e18:
-        raise UsageError(f"work: per_step = {stated!r}: must be a number above 0, or a placeholder")
-    return float(value)
+    with contextlib.suppress(TypeError, ValueError):
+        if 0 < float(value) < 1e18 and value is not True:
+            return float(value)
+    raise UsageError(f"work: per_step = {stated!r}: must be a number above 0, or a placeholder")
 
 
 def _follows_size(name: str, parameters: Mapping[str, Any]) -> bool:
@@ -407,7 +407,11 @@ def find_study(source: str | Path | None = None, *, planned: bool = False) -> Pa
     Raises UsageError that names the nearest study where there is none.
     """
     if source is None:
-        return _newest(planned)
+        if plans := [path for path in _plans() if path.name == "plan.json" or not planned]:
+            return max(plans, key=lambda path: path.stat().st_mtime).parent
+        single = logs_root() / "single"
+        hint = f"; single runs are in {single}: name that" if single.is_dir() else ""
+        raise UsageError(f"no study in {logs_root()}: start one with run_benchmarks.py{hint}")
     text = str(source)
     named = logs_root() / text
     bare = text not in ("", ".", "..") and "/" not in text
@@ -452,15 +456,6 @@ def read_run_spec(folder: Path) -> PlannedRun | None:
         return read_spec((read_json(folder / "spec.json") or {})["spec"])
     except (KeyError, TypeError, AttributeError, UsageError):
         return None
-
-
-def _newest(planned: bool) -> Path:
-    plans = [path for path in _plans() if path.name == "plan.json" or not planned]
-    if not plans:
-        single = logs_root() / "single"
-        hint = f"; single runs are in {single}: name that" if single.is_dir() else ""
-        raise UsageError(f"no study in {logs_root()}: start one with run_benchmarks.py{hint}")
-    return max(plans, key=lambda path: path.stat().st_mtime).parent
 
 
 def _plans() -> list[Path]:
