@@ -80,11 +80,6 @@ def values(line: Line2D) -> list[float]:
     return [float(y) for y in line.get_ydata()]
 
 
-def ends(axes: Axes, label: str) -> list[list[float]]:
-    """The lower and upper ends of bars."""
-    return [values(line) for line in labelled(axes, label)]
-
-
 def sizes_of(axes: Axes) -> list[list[int]]:
     return sorted([int(x) for x in line.get_xdata()] for line in measured(axes))
 
@@ -115,60 +110,57 @@ def test_all_in_every_format_not_blank_the_same_bytes_again_and_the_old_ones_rem
     assert [p.read_bytes() for p in draw(results)[:6]] == first
 
 
-def test_time_and_memory_with_their_repeats(strong: Results) -> None:
-    figure = made(size_figure(strong, "time_per_epoch"))
-    (axes,) = figure.axes
-    text = figure._suptitle.get_text() + axes.get_title(loc="left")
-    for words in ("s: time per epoch", "Some Processor", "auto", "global batch 512", "3 repeats"):
+TIMES = [TRAIN_SAMPLES / (1.02 * x) for x in (1000, 1900, 3700)]
+SPEED_UP = [1, 1.9, 3.7]  # ddp is faster than fsdp on one rank: the base of both
+OF_DDP = "relative to ddp on 1 rank"
+# Of ddp by figure: label and scale of each panel, its medians, and the ideal at 4 ranks.
+PANELS: dict[str, list[tuple[str, str, list[float], float | None]]] = {
+    "time_per_epoch": [("time per epoch (s)", "log", TIMES, TIMES[0] / 4)],
+    "throughput": [
+        ("throughput (images/s)", "log", [1020, 1938, 3774], 4080),
+        ("throughput per process (images/s)", "linear", [1020, 969, 943.5], 1020),
+    ],
+    "speed_up": [(f"speed-up\n{OF_DDP}", "log", SPEED_UP, 4)],
+    "efficiency": [(f"parallel efficiency\n{OF_DDP}", "linear", [1, 0.95, 0.925], 1)],
+    "time_to_accuracy": [
+        ("time to 73% accuracy (s)", "log", [3.0001 * t for t in TIMES], 3.0001 * TIMES[0] / 4)
+    ],
+    "peak_memory": [("peak memory per process, resident (MiB)", "linear", [902] * 3, None)],
+    "loss_and_accuracy_by_size": [
+        ("final validation loss", "linear", [0.71] * 3, None),
+        ("final validation accuracy", "linear", [1 - 0.8 / 3] * 3, None),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_a_value_over_sizes_with_its_ideal(name: str, strong: Results) -> None:
+    figure = made(size_figure(strong, name))
+    text = figure._suptitle.get_text() + figure.axes[0].get_title(loc="left")
+    for words in ("s: ", "Some Processor", "auto", "global batch 512", "3 repeats"):
         assert words in text
-    assert (axes.get_yscale(), axes.get_xscale()) == ("log", "log")
-    assert ticks(axes) == ["1", "2", "4"] and axes.get_ylabel() == "time per epoch (s)"
-    line, _ = measured(axes)
-    assert sizes_of(axes) == [[1, 2, 4]] * 2
-    assert values(line) == SAME([TRAIN_SAMPLES / (1.02 * x) for x in (1000, 1900, 3700)])
-    ideal = labelled(axes, IDEAL)[0]
-    product = np.asarray(ideal.get_xdata()) * np.asarray(ideal.get_ydata())
-    assert product == SAME(values(line)[0])  # time x ranks is what it is at 1 rank
-    slow_and_fast = [TRAIN_SAMPLES / (3700 * 1.04), TRAIN_SAMPLES / 3700]
-    assert ends(axes, RANGE)[2] == SAME(slow_and_fast)
-    (axes,) = made(size_figure(strong, "peak_memory")).axes
-    assert axes.get_ylim()[0] == 0
-    assert axes.get_ylabel() == "peak memory per process, resident (MiB)"
-    assert [values(line) for line in measured(axes)] == [[902] * 3, [902, 452, 227]]
-    loss, accuracy = made(size_figure(strong, "loss_and_accuracy_by_size")).axes
-    assert values(measured(loss)[0]) == SAME([0.71] * 3)
-    assert ends(loss, RANGE)[0] == SAME([0.70, 0.72])
-    assert values(measured(accuracy)[0]) == SAME([1 - 0.8 / 3] * 3)
-    runs = strong.runs.assign(val_accuracy=1.0)
-    full = replace(strong, runs=runs)
-    assert made(size_figure(full, "loss_and_accuracy_by_size")).axes[-1].get_ylim()[1] <= 1
+    for axes, (label, scale, medians, ideal) in zip(figure.axes, PANELS[name], strict=True):
+        assert (axes.get_ylabel(), axes.get_yscale(), axes.get_xscale()) == (label, scale, "log")
+        assert ticks(axes) == ["1", "2", "4"] and sizes_of(axes) == [[1, 2, 4]] * 2
+        assert values(measured(axes)[0]) == SAME(medians, rel=1e-3)
+        lines = labelled(axes, IDEAL)
+        assert [values(line)[-1] for line in lines[:1]] == SAME([ideal] if ideal else [], rel=1e-3)
+        assert ideal is None or list(lines[0].get_xdata())[::64] == SAME([1, 4])
 
 
-def test_rates_speed_up_and_efficiency_with_ideals_and_intervals(strong: Results) -> None:
-    table = strong.scaling
-    total, each = made(size_figure(strong, "throughput")).axes
-    assert values(measured(total)[0]) == SAME([1020, 1938, 3774])
-    assert values(measured(each)[0]) == SAME([1020, 969, 943.5])
-    ideal, flat = labelled(total, IDEAL)[0], labelled(each, IDEAL)[0]
-    assert values(ideal) == SAME([1020 * x for x in ideal.get_xdata()])
-    assert {*values(flat)} == {1020} and each.get_ylim()[0] == 0
-    assert total.get_ylabel() == "throughput (images/s)"
-    assert each.get_ylabel() == "throughput per process (images/s)"
-    (axes,) = made(size_figure(strong, "speed_up")).axes
-    ddp, fsdp = ([1, 1.9, 3.7], [0.8, 1.52, 2.96])  # ddp is faster on one rank: the base of both
-    assert [values(line) for line in measured(axes)] == [SAME(ddp), SAME(fsdp)]
-    assert values(labelled(axes, IDEAL)[1]) == SAME(list(labelled(axes, IDEAL)[1].get_xdata()))
-    of_largest = [table["speed_up_low"][2], table["speed_up_high"][2]]
-    assert SAME(of_largest) in ends(axes, INTERVAL)
-    assert axes.get_ylabel() == "speed-up\nrelative to ddp on 1 rank"
-    (axes,) = made(size_figure(strong, "efficiency")).axes
-    assert axes.get_ylim()[0] == 0 and {*values(labelled(axes, IDEAL)[0])} == {1}
-    assert values(measured(axes)[0]) == SAME([1, 0.95, 0.925])
-    low, high = table["efficiency_low"][2], table["efficiency_high"][2]
-    assert low < 0.925 < high and SAME([low, high]) in ends(axes, INTERVAL)
-    (axes,) = made(size_figure(strong, "time_to_accuracy")).axes
-    assert values(measured(axes)[0]) == SAME(table["time_to_accuracy_s"][:3].tolist())
-    assert axes.get_ylabel() == "time to 73% accuracy (s)"
+def test_bars_are_ranges_of_repeats_or_intervals_between_runs(strong: Results) -> None:
+    table = strong.scaling.iloc[2]  # ddp on 4 ranks
+    bars = {"speed_up": [table["speed_up_low"], table["speed_up_high"]]}
+    bars |= {"efficiency": [table["efficiency_low"], table["efficiency_high"]]}
+    for name, ends in bars.items():
+        found = [values(one) for one in labelled(made(size_figure(strong, name)).axes[0], INTERVAL)]
+        assert ends[0] < ends[1] and SAME(ends) in found
+    full = replace(strong, runs=strong.runs.assign(val_accuracy=1.0))
+    loss, accuracy = made(size_figure(full, "loss_and_accuracy_by_size")).axes
+    assert values(labelled(loss, RANGE)[0]) == SAME([0.70, 0.72])
+    assert accuracy.get_ylim()[1] == 1
+    (memory,) = made(size_figure(strong, "peak_memory")).axes
+    assert memory.get_ylim()[0] == 0 and values(measured(memory)[1]) == [902, 452, 227]
 
 
 def test_sizes_stand_at_their_real_places_and_kinds_of_scaling_apart(study) -> None:
