@@ -157,25 +157,9 @@ def line(operation: str, scope: str, ranks: int, nodes: int, link: Link) -> comm
         message_s(Message(operation, size, Scope(ranks, nodes)), Links(link, link))
         for size in (0, 1e9)
     )
+    facts = {"operation": operation, "scope": scope, "ranks": ranks, "nodes": nodes}
     slope = (both - latency) / 1e9
-    return comm.Line(
-        operation=operation,
-        scope=scope,
-        ranks=ranks,
-        nodes=nodes,
-        latency_s=latency,
-        s_per_byte=slope,
-        worst_share=0.0,
-        sizes=9,
-    )
-
-
-def same_link(found: Link | None, expected: Link | None) -> bool:
-    if found is None or expected is None:
-        return found is expected
-    return (found.latency_s, found.s_per_byte) == pytest.approx(
-        (expected.latency_s, expected.s_per_byte)
-    )
+    return comm.Line(**facts, latency_s=latency, s_per_byte=slope, worst_share=0.0, sizes=9)
 
 
 def test_links_are_those_that_the_benchmark_went_over() -> None:
@@ -188,22 +172,15 @@ def test_links_are_those_that_the_benchmark_went_over() -> None:
         (*pairs, line("all_reduce", "all", 4, 4, other)): (FAST, other),
         (*pairs, line("all_reduce", "all", 4, 2, other)): (FAST, SLOW),  # a mix of both kinds
     }
-    for lines, (intra, inter) in cases.items():
+    for lines, expected in cases.items():
         found = links_of(lines)
-        assert same_link(found.intra, intra) and same_link(found.inter, inter), lines
+        for link, one in zip((found.intra, found.inter), expected, strict=True):
+            assert (link and vars(link)) == (one and pytest.approx(vars(one))), lines
 
 
 MIB = 2**20
 FOUR = Scope(4)
 FSDP = {"strategy": "fsdp", "parameters": 1000}
-
-
-def messages_of(
-    parameters: int, shard_groups: float | None = None, **settings: Any
-) -> list[Message]:
-    spec = RunSpec(**{"ranks_per_node": 4, **settings})
-    recorded = {"parameters": parameters, "shard_groups": shard_groups, "status": "ok"}
-    return messages({**spec.to_dict(), **recorded})
 
 
 def sent(*words: str) -> list[Message]:
@@ -212,43 +189,35 @@ def sent(*words: str) -> list[Message]:
     return [Message(m[1], int(m[2]), FOUR, int(m[3] or 1)) for m in found if m]
 
 
-GATHER, SCATTER = "all_gather 2000", "reduce_scatter 2000"
-REPLICAS = Message("all_reduce", 1000, Scope(2, 2, 4))
-HYBRID = {"nodes": 2, "fsdp_hybrid_replicas": 2}
-KEPT = {"precision": "fp16", "fsdp_reduce_fp32": False, "fsdp_reshard_after_forward": False}
+MESSAGES = [
+    ({"parameters": 10 * MIB}, sent(f"all_reduce {20 * MIB} x2")),
+    ({"parameters": 10 * MIB, "ddp_comm_hook": "bf16"}, sent(f"all_reduce {10 * MIB} x2")),
+    (FSDP, sent("all_gather 4000 x2", "reduce_scatter 4000")),
+    (FSDP | {"shard_groups": 1}, sent("all_gather 4000", "reduce_scatter 4000")),
+    (FSDP | {"shard_groups": 2.0},
+     sent("all_gather 2000 x2", "reduce_scatter 2000", "all_gather 2000", "reduce_scatter 2000")),
+    (FSDP | {"precision": "bf16", "accumulate": 3},
+     sent("all_gather 2000 x6", "reduce_scatter 4000")),
+    (FSDP | {"precision": "fp16", "fsdp_reduce_fp32": False, "fsdp_reshard_after_forward": False},
+     sent("all_gather 2000", "reduce_scatter 2000")),
+    (FSDP | {"nodes": 2, "fsdp_hybrid_replicas": 2},
+     [*sent("all_gather 4000 x2", "reduce_scatter 4000"),
+      Message("all_reduce", 1000, Scope(2, 2, 4))]),
+    ({"strategy": "single", "parameters": 8, "ranks_per_node": 1}, []),
+    ({"strategy": "pp", "parameters": 8}, None),
+    ({"ddp_comm_hook": "powersgd", "parameters": 8}, None),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("run", "expected"),
-    [
-        ({"parameters": 10 * MIB}, sent(f"all_reduce {20 * MIB} x2")),
-        ({"parameters": 10 * MIB, "ddp_comm_hook": "bf16"}, sent(f"all_reduce {10 * MIB} x2")),
-        (FSDP, sent("all_gather 4000 x2", "reduce_scatter 4000")),
-        (FSDP | {"shard_groups": 1}, sent("all_gather 4000", "reduce_scatter 4000")),
-        (
-            FSDP | {"shard_groups": 2.0},
-            [*sent(GATHER + " x2", SCATTER), *sent(GATHER, SCATTER)],
-        ),
-        (
-            FSDP | {"precision": "bf16", "accumulate": 3},
-            sent("all_gather 2000 x6", "reduce_scatter 4000"),
-        ),
-        (FSDP | KEPT, sent("all_gather 2000", "reduce_scatter 2000")),
-        (
-            FSDP | HYBRID,
-            [*sent("all_gather 4000 x2", "reduce_scatter 4000"), REPLICAS],
-        ),
-        ({"strategy": "single", "parameters": 8, "ranks_per_node": 1}, []),
-    ],
-)  # fmt: skip
-def test_what_a_step_sends(run, expected: list[Message]) -> None:
-    assert messages_of(**run) == expected
-
-
-@pytest.mark.parametrize("run", [{"strategy": "pp"}, {"ddp_comm_hook": "powersgd"}])
-def test_what_is_not_known_is_refused(run) -> None:
-    with pytest.raises(UsageError, match="what it sends is known of ddp"):
-        messages_of(8, **run)
+@pytest.mark.parametrize(("run", "expected"), MESSAGES)
+def test_what_a_step_sends(run: dict[str, Any], expected: list[Message] | None) -> None:
+    recorded = {k: run[k] for k in ("parameters", "shard_groups") if k in run}
+    spec = RunSpec(**{"ranks_per_node": 4} | {k: v for k, v in run.items() if k not in recorded})
+    if expected is None:
+        with pytest.raises(UsageError, match="what it sends is known of ddp"):
+            messages(spec.to_dict() | recorded)
+    else:
+        assert messages(spec.to_dict() | recorded) == expected
 
 
 # --- studies ---------------------------------------------------------------------------------
