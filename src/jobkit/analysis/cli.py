@@ -98,20 +98,13 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
     results = collect(study, accuracy=args.accuracy, separate=args.apart, logs=logs, out=args.out)
     if args.json:
         print(as_json(results))
-        for line in results.warnings():
-            print(f"warning: {line}", file=sys.stderr)
     else:
         print_summary(results)
         _print_verdict(results, MIN_EFFICIENCY)
         _print_tables(results)
-        follow = ["python", "plot_results.py", short_path(results.folder)]
-        if results.out:
-            follow += ["--out", short_path(results.out)]
-        if results.runs["throughput"].isna().all():
-            follow = ["python", "-m", "jobkit", "status", short_path(results.folder)]
-            if results.paths.given_logs.exists():
-                follow = ["python", "-m", "jobkit", "try-pattern", "--help"]
-        print(shlex.join(["next:", *follow]))
+        if results.runs["throughput"].notna().any():
+            follow = ["next:", "python", "plot_results.py", short_path(results.folder)]
+            print(shlex.join(follow + (["--out", short_path(results.out)] if results.out else [])))
     least, at = args.min_efficiency, args.at
     missed, unsure = check_efficiency(results.sizes, least, at) if at else ([], [])
     for line in missed:
