@@ -65,15 +65,14 @@ def test_a_hook_sends_gradients_in_its_type(hook: str, dtype: torch.dtype) -> No
 
 
 def test_powersgd_lowers_the_rank_of_a_gradient_after_its_start() -> None:
-    strategy = made("ddp", ddp_comm_hook="powersgd", ddp_powersgd_rank=1, ddp_powersgd_start=2)
-    ranks = []
+    strategy, ranks = made("ddp", ddp_comm_hook="powersgd"), []
+    images, labels = torch.rand(32, 3, 32, 32), torch.arange(32) % 10
     for _ in range(3):
-        step(strategy)
+        strategy.forward_backward(images, labels, 1 / 32, last=True)
         gradient = strategy.whole(gradients=True)["1.weight"]
         ranks.append(int(torch.linalg.matrix_rank(gradient, rtol=1e-4)))
         strategy.model.zero_grad()
-    assert min(ranks[:2]) > 1
-    assert ranks[2] == 1
+    assert min(ranks[:2]) > 8 >= ranks[2]
 
 
 def test_fsdp_wraps_the_classes_that_are_named() -> None:

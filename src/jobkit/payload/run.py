@@ -46,10 +46,8 @@ from jobkit.payload.train import Trainer
 from jobkit.spec.runspec import Every, RunSpec
 from jobkit.spec.strategies import FACTS, owners
 
-# A setting (or the beginning of its name), what must hold for it to matter on a device, and that
-# in words.
+# A setting, what must hold for it to matter on a device, and that in words.
 _ONLY_WITH = (
-    ("ddp_powersgd", lambda s, _: s.ddp_comm_hook == "powersgd", "--ddp-comm-hook powersgd"),
     ("fsdp_group_mib", lambda s, _: s.fsdp_wrap is None, "no --fsdp-wrap"),
     ("fsdp_reduce_fp32", lambda s, _: s.precision != "fp32", "a lower precision than fp32"),
     ("fsdp_cpu_offload", lambda _, device: device == "cuda", "a GPU"),
@@ -193,9 +191,7 @@ def without_effect(spec: RunSpec, device_type: str) -> list[str]:
     """A line for each setting that is not at its default and changes nothing in this run."""
     lines = []
     for name in spec.differences():
-        needs = [
-            w for n, holds, w in _ONLY_WITH if name.startswith(n) and not holds(spec, device_type)
-        ]
+        needs = [w for n, holds, w in _ONLY_WITH if n == name and not holds(spec, device_type)]
         if (strategies := owners(name)) and spec.strategy not in strategies:
             needs = [f"strategy {' or '.join(strategies)}"]
         if needs:

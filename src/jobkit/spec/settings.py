@@ -215,10 +215,6 @@ class Settings:
     ddp_comm_hook: str = setting(
         "none", "ddp: compress gradients before they are sent", choices=COMM_HOOKS
     )
-    ddp_powersgd_rank: int = setting(2, "ddp: rank of PowerSGD's approximation", low=1)
-    ddp_powersgd_start: int = setting(
-        10, "ddp: iterations of plain all-reduce before PowerSGD compresses", low=2
-    )
     sync_batchnorm: bool = setting(False, "ddp: batch normalisation over all ranks; needs GPUs")
     fsdp_wrap: str | None = setting(
         None,

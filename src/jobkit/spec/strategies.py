@@ -97,11 +97,7 @@ class DDPFacts(Facts):
         # fp16 keeps 11 bits of a number and bf16 8; PowerSGD keeps what a low rank can hold.
         Variant("ddp fp16 hook", {"ddp_comm_hook": "fp16"}, 2e-2),
         Variant("ddp bf16 hook", {"ddp_comm_hook": "bf16"}, 1e-1),
-        Variant(
-            "ddp powersgd hook",
-            {"ddp_comm_hook": "powersgd", "ddp_powersgd_start": 2, "ddp_powersgd_rank": 8},
-            0.5,
-        ),
+        Variant("ddp powersgd hook", {"ddp_comm_hook": "powersgd"}, 0.5),
     )
 
     def messages(self, settings: Settings, size: ModelSize) -> list[Message] | None:

@@ -12,6 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from jobkit.payload.strategies.base import Strategy, refuse
 
+_POWERSGD = (
+    8,
+    2,
+)  # the rank of its approximation; iterations of plain all-reduce before, 2 or more
 # Its name since torch 2.14, and before.
 _SYNC_BUFFERS = "forward_sync_buffers"
 if _SYNC_BUFFERS not in inspect.signature(DistributedDataParallel).parameters:
@@ -49,8 +53,7 @@ class DDP(Strategy):
             **quiet,
         )
         if spec.ddp_comm_hook == "powersgd":
-            rank, start = spec.ddp_powersgd_rank, spec.ddp_powersgd_start
-            state = powerSGD_hook.PowerSGDState(None, rank, start, random_seed=spec.seed)
+            state = powerSGD_hook.PowerSGDState(None, *_POWERSGD, random_seed=spec.seed)
             wrapped.register_comm_hook(state, _power_sgd)
         elif spec.ddp_comm_hook != "none":
             wrapped.register_comm_hook(dist.group.WORLD, _CASTS[spec.ddp_comm_hook])
@@ -60,10 +63,7 @@ class DDP(Strategy):
         spec = self.spec
         lines = [f"ddp: buckets of {spec.ddp_bucket_mib:g} MiB, gradients are views of them"]
         if spec.ddp_comm_hook == "powersgd":
-            lines.append(
-                f"ddp: PowerSGD of rank {spec.ddp_powersgd_rank} compresses gradients, after "
-                f"{spec.ddp_powersgd_start} iterations of plain all-reduce"
-            )
+            lines.append("ddp: PowerSGD of rank {} compresses gradients".format(*_POWERSGD))
         elif spec.ddp_comm_hook != "none":
             lines.append(f"ddp: gradients are sent in {spec.ddp_comm_hook}")
         return lines
