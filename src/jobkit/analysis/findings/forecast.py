@@ -14,7 +14,7 @@ import pandas as pd
 
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.scaling.predict import Ends, Prediction
-from jobkit.analysis.scaling.sizes import Size
+from jobkit.analysis.scaling.sizes import Size, fewest_nodes
 from jobkit.analysis.tables.columns import FORECAST
 from jobkit.analysis.tables.frames import Row, frame, records
 from jobkit.analysis.tables.text import counted, say
@@ -75,11 +75,9 @@ def forecasts(
     node; None: as many as the measured sizes have that are on several. links: measured by jobkit
     comm. Raises UsageError where per_node contradicts a measured size.
     """
-    curves: dict[str, dict[int, Size]] = {}
-    for size in results.sizes:  # few nodes come first
-        if size.speed_up is not None and size.world_size:
-            curves.setdefault(size.series, {}).setdefault(size.world_size, size)
-    return [_forecast(results, [*c.values()], wanted, per_node, links) for c in curves.values()]
+    measured = [s for s in results.sizes if s.speed_up is not None and s.world_size]
+    curves = [fewest_nodes(measured, name) for name in dict.fromkeys(s.series for s in measured)]
+    return [_forecast(results, curve, wanted, per_node, links) for curve in curves]
 
 
 def _forecast(

@@ -27,7 +27,7 @@ from jobkit.analysis.scaling.scaling import (
     spread_of,
     surely_faster,
 )
-from jobkit.analysis.scaling.sizes import Size
+from jobkit.analysis.scaling.sizes import Size, fewest_nodes
 from jobkit.analysis.tables.text import counted, rounded, say_accuracy
 
 LEAST = 0.8  # the parallel efficiency that a size to request must have
@@ -101,7 +101,7 @@ def _size_to_request(sizes: Sequence[Size], least: float) -> Size | None:
     """
     found = []
     for name in dict.fromkeys(s.series for s in sizes):
-        line = [s for s in _fewest_nodes(sizes, name) if s.efficiency is not None]
+        line = [s for s in fewest_nodes(sizes, name) if s.efficiency is not None]
         others = [s for s in sizes if s.base_series == name and not s.is_base]
         if not line or (len(line) < 2 and line[0].is_base and not others):
             continue
@@ -130,15 +130,6 @@ def _is_faster(other: Size, size: Size) -> bool:
     if low is None or high is None:
         low, high = other.throughput, FASTER * (size.throughput or 0)
     return (low or 0) > (high or 0)
-
-
-def _fewest_nodes(sizes: Sequence[Size], series: str) -> list[Size]:
-    """The sizes of a series; of those with as many ranks, the one on the fewest nodes."""
-    line: dict[int, Size] = {}
-    for size in sizes:  # few nodes come first
-        if size.series == series:
-            line.setdefault(size.world_size or 0, size)
-    return list(line.values())
 
 
 def _request(
@@ -248,7 +239,7 @@ def _limits(results: Results, measured: Sequence[Size], unit: str, least: float)
     """Where efficiency falls below the threshold, and why; else how far it was seen to hold."""
     falls, holds = list[Size](), list[Size]()
     for name in dict.fromkeys(s.series for s in measured):
-        line = [s for s in _fewest_nodes(measured, name) if s.efficiency is not None]
+        line = [s for s in fewest_nodes(measured, name) if s.efficiency is not None]
         line = [s for s in line if (s.devices or 0) > 1]  # one is compared, and does not scale
         below = next((s for s in line if (s.efficiency or 0) < least), None)
         if below is not None:

@@ -131,6 +131,15 @@ def sizes(runs: pd.DataFrame) -> list[Size]:
     return sorted(measured, key=lambda s: (order.get(s.strategy or "", len(order)), *s.place))
 
 
+def fewest_nodes(sizes: Sequence[Size], series: str) -> list[Size]:
+    """The sizes of a series; of those with as many ranks, the one on the fewest nodes."""
+    line: dict[int, Size] = {}
+    for size in sizes:  # few nodes come first
+        if size.series == series:
+            line.setdefault(size.world_size or 0, size)
+    return list(line.values())
+
+
 def _size(rows: list[Row]) -> Size:
     first, ok = rows[0], [row for row in rows if row["status"] == "ok"]
     of_ok = {name: [row[name] for row in ok if row[name] is not None] for name in _OF_RUN}
