@@ -248,7 +248,8 @@ class Study:
 
     def _commands(self) -> Iterator[PlannedRun]:
         """Each run of a command. Raises UsageError where per_step contradicts scaling."""
-        known = self.placeholders()
+        texts = [*self.command, *self.parameters.values(), self.work.get("per_step")]
+        known = set[str]().union(*map(used, [*texts, *(value for _, value in self._swept())]))
         for name in self.sweep:
             if name not in known:
                 hint = nearest(name, known)
@@ -258,11 +259,6 @@ class Study:
             scaling = self._scaling([self._run(parameters, size) for size in self.sizes()])
             for size, repeat in itertools.product(self.sizes(), range(self.repeats)):
                 yield self._run(parameters, size, repeat, scaling)
-
-    def placeholders(self) -> set[str]:
-        """The names in the placeholders of the command, of its parameters and of its work."""
-        texts = [*self.command, *self.parameters.values(), self.work.get("per_step")]
-        return set[str]().union(*map(used, [*texts, *(value for _, value in self._swept())]))
 
     def _run(
         self,
