@@ -66,7 +66,7 @@ packages: ## the Debian packages of the tests, as root or in CI; others are told
 
 test: ## what a commit needs: packages, lint, types, and all tests but the long ones
 	@$(MAKE) --no-print-directory -j2 packages lint types
-	$(PYTEST) -m "not long"
+	$(PYTEST) -m "not long" --max-torch-starts 60
 
 test-all: test ## also the long ones: every strategy, every fault, programs of others
 	$(PYTEST) -m long
