@@ -134,20 +134,19 @@ def step_rows(observed: Observed) -> list[Row]:
     row = {} if observed.source == TRAINING else rate_row(observed)
     unit = row.get("throughput_unit", f"{observed.unit or NO_UNIT}/s")
     every = -(-len(observed.steps) // MAX_ROWS) or 1
-    return [_step_row(seen, observed.work_per_step, unit) for seen in observed.steps[::every]]
-
-
-def _step_row(seen: Observation, per_step: float | None, unit: str) -> Row:
-    """A row of steps.csv; unit: of the run's rate, in steps where the work is not known."""
-    work = seen.work
-    if work is None and per_step is not None and seen.steps:
-        work = per_step * seen.steps
-    said, work = (None, seen.steps) if unit == IN_STEPS else (seen.rate, work)
-    rate = work / seen.time_s if work is not None and seen.time_s else None
     names = ("attempt", "step", "epoch", "steps", "warmup", "time_s", "data_wait_s")
-    row = {name: getattr(seen, name) for name in names}
-    row |= {"throughput": said or rate, "throughput_unit": unit}
-    return seen.values | row | seen.percentiles
+    rows = []
+    for seen in observed.steps[::every]:
+        rate, work = seen.rate, seen.work
+        if work is None and observed.work_per_step is not None and seen.steps:
+            work = observed.work_per_step * seen.steps
+        if unit == IN_STEPS:  # the work is not known of all
+            rate, work = None, seen.steps
+        rate = rate or (work / seen.time_s if work is not None and seen.time_s else None)
+        row = {name: getattr(seen, name) for name in names}
+        row |= {"throughput": rate, "throughput_unit": unit}
+        rows.append(seen.values | row | seen.percentiles)
+    return rows
 
 
 # The windows that the ranks of a run recorded. Each rank spaces them by its own clock. What lies

@@ -56,12 +56,10 @@ def _decided(specs: Mapping[str, PlannedRun | None]) -> dict[str, PlannedRun]:
     known = {run_id: spec for run_id, spec in specs.items() if spec}
     left = {name: auto for spec in known.values() for name, auto in spec.left_to_device.items()}
     for name, auto in left.items():
-        specs_of = {run_id: s for run_id, s in known.items() if name in s.left_to_device}
-        values = {getattr(spec, name) for spec in specs_of.values()} - {auto}
-        if len(values) == 1:
-            change: dict[str, Any] = {name: values.pop()}
-            undecided = (k for k, s in specs_of.items() if getattr(s, name) == auto)
-            known |= {run_id: replace(known[run_id], **change) for run_id in undecided}
+        values = {k: getattr(s, name) for k, s in known.items() if name in s.left_to_device}
+        if len(decided := {*values.values()} - {auto}) == 1:
+            change: dict[str, Any] = {name: decided.pop()}
+            known |= {k: replace(known[k], **change) for k, v in values.items() if v == auto}
     return known
 
 
@@ -109,23 +107,21 @@ def _words(key: Mapping[str, Any], names: Sequence[str]) -> list[str]:
 
 
 def faults(runs: pd.DataFrame) -> dict[str, str]:
-    """The series whose runs must not be compared with each other, and the reason."""
-    ok = runs[runs["status"] == "ok"]
-    reasons = {str(name): _fault(group) for name, group in ok.groupby("series")}
-    return {name: reason for name, reason in reasons.items() if reason}
+    """The series whose runs must not be compared with each other, and the reason.
 
-
-def _fault(runs: pd.DataFrame) -> str:
-    """The first column that must be the same and is not, with its values; empty where all are."""
-    copies = runs.loc[runs["ranks_together"] == "none", "world_size"]
-    if not copies.empty:
-        return COPIES.format(int(copies.max()))
-    batch = [_BATCH[s] for s in runs["scaling"].dropna().unique() if s in _BATCH]
-    for name in ("strategy", "scaling", *SAME, *batch):
-        values = runs[name].dropna().unique()
-        if len(values) > 1:
-            return f"{name} differs ({', '.join(sorted(map(str, values)))})"
-    return ""
+    It is the first column that must be the same and is not, with its values.
+    """
+    reasons: dict[str, str] = {}
+    for series, group in runs[runs["status"] == "ok"].groupby("series"):
+        batch = [_BATCH[s] for s in group["scaling"].dropna().unique() if s in _BATCH]
+        for name in reversed(("strategy", "scaling", *SAME, *batch)):
+            values = group[name].dropna().unique()
+            if len(values) > 1:
+                reasons[str(series)] = f"{name} differs ({', '.join(sorted(map(str, values)))})"
+        copies = group.loc[group["ranks_together"] == "none", "world_size"]
+        if not copies.empty:
+            reasons[str(series)] = COPIES.format(int(copies.max()))
+    return reasons
 
 
 def apart(runs: pd.DataFrame) -> pd.Series:
