@@ -212,7 +212,8 @@ def presence(
     ]
     for name, same in grouped(absent, lambda f: f["host"]).items():
         fix = f"check {name} and the error lines of these ranks (did they start? can they reach "
-        fix += f"{facts[0]['master_addr']}?), or leave the node out with --exclude={name}"
+        fix += f"{facts[0]['master_addr']}?)"
+        fix += f", or leave the node out with --exclude={name}" if facts[0]["nodes"] else ""
         result.fault(where(same), f"did not connect within {waited_s:.0f} s", fix)
     return result
 
