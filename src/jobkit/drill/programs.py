@@ -161,7 +161,7 @@ def began(paths: RunPaths, attempt: int) -> float | None:
     A command's own start-up is known only as far as the measuring saw it.
     """
     found = records(paths, attempt, "startup") or records(paths, attempt, "run_start")
-    return float(found[0]["t"]) if found else None
+    return found[0]["t"] - (found[0].get("first_step_s") or 0.0) if found else None
 
 
 def steps_of(paths: RunPaths, attempt: int, log_bytes: int = TAIL_BYTES) -> list[int]:

@@ -13,7 +13,7 @@ Tensors have the names of the bare model, so that any strategy reads what any ot
     model.NAME               a parameter
     optim.NAME.KEY           what the optimizer keeps for it
     rank.R.KEY               rank R's own: buffers (buffer.NAME), the state of its random numbers,
-                             its sums over the epoch in progress, what its strategy keeps
+                             its sum of losses in the epoch in progress, what its strategy keeps
 
 Sharded tensors are DTensors, of which each rank has its part.
 """
