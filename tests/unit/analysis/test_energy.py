@@ -138,7 +138,7 @@ def test_energy_is_in_the_tables_and_load_and_memory_are_drawn_over_time() -> No
     assert [s.energy_kwh for s in results.sizes] == pytest.approx([100e3 / 3.6e6, 200e3 / 3.6e6])
     table = proposal_table(results, "GPUs")
     assert list(table.heads[-2:]) == ["J per image (gpu)", "kWh per epoch"]
-    assert list(table.rows[0][-2:]) == ["2", "0.0278"]
+    assert list(table.rows[0][-2:]) == ["2.00", "0.0278"]
     seen = [
         {"run_id": run_id, **one, "memory_mib": None if one["at_s"] == 3 else 2048.0}
         for run_id in results.runs["run_id"]

@@ -69,10 +69,10 @@ def with_interval(row: Mapping[str, Any], name: str, form: str, unit: str = "") 
 
 
 def say(value: Any, form: str = "{}") -> str:
-    """A cell as text, large numbers without an exponent; a dash where it is empty."""
+    """A cell as text; a dash where it is empty. Significant digits are all written, none as e+."""
     if pd.isna(value):
         return NONE
-    text = form.format(value)
+    text = re.sub(r":\.(\d)g", r":#.\1g", form).format(value).removesuffix(".")
     return f"{value:,.0f}" if "e+" in text else text
 
 
