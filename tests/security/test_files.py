@@ -138,6 +138,17 @@ def test_run_sh_claims_no_attempt_through_a_link(tmp_path: Path, outside: Path) 
     assert snapshot(outside) == before
 
 
+def test_run_sh_in_a_job_replaces_a_link_where_it_notes_its_first_attempt(tmp_path, outside):
+    first = tmp_path / "run" / "attempts" / "first"
+    soft_link(first, outside / "precious")
+    (tmp_path / "srun").symlink_to("/bin/true")
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    done = run_sh("--run-dir", tmp_path / "run", "--", "true", SLURM_JOB_ID="7", PATH=path)
+    assert done.returncode == 0, done.stderr
+    assert (outside / "precious").read_text() == PRECIOUS
+    assert first.read_text() == "7 0\n" and not first.is_symlink()
+
+
 def test_run_sh_begins_nothing_where_everybody_may_exchange_its_folder(tmp_path: Path) -> None:
     (tmp_path / "single").mkdir()
     (tmp_path / "single").chmod(0o777)

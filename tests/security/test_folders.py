@@ -176,6 +176,15 @@ def test_what_a_command_makes_is_closed_to_others(tmp_path: Path, umask: int) ->
     assert modes == {"a": folders, "child": folders, "x.json": 0o644 & ~umask}
 
 
+def test_a_plan_that_is_saved_from_python_is_closed_to_others(plan: Plan) -> None:
+    new, before = make_plan("new"), os.umask(0)
+    try:
+        new.save()
+    finally:
+        os.umask(before)
+    assert not {p.stat().st_mode & 0o022 for p in (new.paths.folder, new.paths.plan)} - {0}
+
+
 def test_a_folder_of_pickles_is_new(tmp_path: Path) -> None:
     for name in ("0", "7", "x", "99999999999", "\u0663"):
         (tmp_path / name).mkdir()

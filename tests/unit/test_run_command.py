@@ -132,6 +132,10 @@ def test_the_bound_holds_over_requeues_of_the_job(run: Kit) -> None:
     assert "requeue 17" in run.notes.read_text()
     assert run(*command, "exit 3", **JOB, SLURM_RESTART_COUNT="1").returncode == 3
     assert len(list((run.run_dir / "attempts").glob("[0-9]*"))) == 3
+    # Of another job, which was requeued before it began an attempt, all restarts are left.
+    other = JOB | {"SLURM_JOB_ID": "18", "SLURM_RESTART_COUNT": "1"}
+    assert run(*command, "exit 3", **other).returncode == 3
+    assert len(list((run.run_dir / "attempts").glob("[0-9]*"))) == 6
 
 
 def test_a_command_that_a_node_does_not_have(run: Kit) -> None:

@@ -65,6 +65,7 @@ REFUSED: list[tuple[str, dict[str, str], str]] = [
     ("--work-per-step 3 -- true", {}, "--work-per-step needs --unit"),
     ("--why all -- true", {}, "must be a whole number of steps, 0 or more"),
     ("--unit a\nb -- true", {}, "must be text without a control character"),
+    ("--comm --preflight", {}, "one after the other, not both"),
     ("--comm -- true", {}, "--comm measures instead of a command"),
     ("-- true", UNEVEN, "5 tasks on 2 nodes: give --nodes and --ntasks-per-node"),
     ("-- true", {"JOBKIT_ENERGY": "nvml,joules"}, f"name some of {', '.join(COUNTERS)}"),

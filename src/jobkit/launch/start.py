@@ -148,6 +148,7 @@ def check_options(run: Run) -> None:
         (not run.command and names & {*OF_A_COMMAND},
          f"{listed} and --no-auto are of a command, which comes after --"),
         ("comm" in names and run.command, "--comm measures instead of a command: give one of them"),
+        ({"comm", "preflight"} <= names, "--comm and --preflight: one after the other, not both"),
         ("work-per-step" in names and "unit" not in names,
          "--work-per-step needs --unit beside it, as --unit images"),
         ("nodes" in names and not of_slurm <= names, "--nodes needs --ntasks-per-node beside it"),

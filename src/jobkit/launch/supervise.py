@@ -25,7 +25,7 @@ from jobkit.launch import start
 from jobkit.launch.start import MAX_RESTARTS, NO_CRASH, Run, say
 from jobkit.launch.together import Watch
 from jobkit.outcome import slurm_jobs
-from jobkit.paths import logs_root, read_json, write_json
+from jobkit.paths import logs_root, read_json, write_json, write_whole
 from jobkit.permissions import check_study, other_writers
 from jobkit.processes import (
     END_SIGNALS,
@@ -363,6 +363,18 @@ def prepare_allocation(run: Run) -> None:
         environ["JOBKIT_NODE_ALONE"] = "1"
 
 
+def note_first(run: Run) -> None:
+    """Note the job's first attempt: with it the restarts are bounded, also after a requeue."""
+    path, job_id = run.paths.attempts / "first", os.environ["SLURM_JOB_ID"]
+    if int(os.environ.get("SLURM_RESTART_COUNT") or 0):
+        with contextlib.suppress(OSError, ValueError):
+            text = read_regular(path, 1 << 16, follow=False).decode()
+            match = re.match(r"(\S+) ([0-9]{1,6})\n", text)
+            if match and match[1] == job_id:
+                run.first = int(match[2])
+    write_whole(path, f"{job_id} {run.first}\n")
+
+
 def check_preflight(run: Run) -> int:
     """Check the allocation on every rank; return 5 where a check fails."""
     env = start.step_environment({**os.environ, "JOBKIT_PREFLIGHT_SECRET": os.urandom(16).hex()})
@@ -402,7 +414,7 @@ def run_attempts(run: Run, signals: Signals) -> int:
             holder.close()
         if not run.stopped or run.command or os.environ.get("JOBKIT_POD"):
             code = judge(run, code)
-        if run.nodes > 1 and not run.allocation and not run.machine:
+        if run.nodes > 1 and not run.allocation and not run.machine and not run.only:
             (run.paths.attempts / str(run.attempt) / "ended").touch()
         if run.stopped:
             # A pod ends by TERM and may be replaced: its code says whether there is a checkpoint.
@@ -455,9 +467,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not run.only:
         choose_folder(run, in_study)
         claim_attempt(run, signals)
-        # With it the restarts are bounded, also after a requeue: each has made an attempt.
-        requeued = int(os.environ.get("SLURM_RESTART_COUNT") or 0) if run.allocation else 0
-        run.first = max(0, run.attempt - requeued)
+        run.first = run.attempt
+        if run.allocation:
+            note_first(run)
         note_job(run)
     os.environ.pop("JOBKIT_LAUNCHER", None)  # what the ranks start is no run of the study
     begun, code = time.monotonic(), check_preflight(run) if preflight else int(Exit.OK)

@@ -9,6 +9,7 @@ from jobkit.errors import Exit
 from jobkit.files import append_to
 from jobkit.outcome.state import run_state
 from jobkit.paths import RunPaths
+from jobkit.permissions import close_new_files
 from jobkit.processes import END_SIGNALS, Children, Signals
 
 LIMIT_S = 60.0  # for run.sh to end its ranks; Slurm's KillWait is shorter
@@ -16,6 +17,7 @@ LIMIT_S = 60.0  # for run.sh to end its ranks; Slurm's KillWait is shorter
 
 def run_in_job(folder: str, command: list[str]) -> int:
     """Become the run in the allocation of this job, whose exit code is then the job's."""
+    close_new_files()
     environ = _environment(Path(folder))
     with append_to(RunPaths(Path(folder)).log) as log:
         for stream in (1, 2):
@@ -28,6 +30,7 @@ def sweep_in_job(runs: list[tuple[str, list[str]]]) -> int:
 
     A run that was stopped early has requeued the job; completed runs are skipped then.
     """
+    close_new_files()
     signals, bad = Signals(), 0
     requeued = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
     for folder, command in runs:
