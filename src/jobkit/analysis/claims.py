@@ -107,7 +107,10 @@ def number(cell: str, head: str = "", role: str = "") -> Number | None:
         words = re.split(r"[^\w\u00b5]+|_", head.lower())
         units = [w for w in words if w.removesuffix("s") in _SECONDS or w in _SECONDS]
         unit = found["unit"] or (units[-1] if units else "s")
-        scale *= _SECONDS.get(unit) or _SECONDS[unit.removesuffix("s")]
+        seconds = _SECONDS.get(unit) or _SECONDS.get(unit.removesuffix("s"))
+        if seconds is None:  # 1.5x, 50 %
+            return None
+        scale *= seconds
     half, text = 10.0 ** -len(rest) / 2, cell.strip(" *$")
     value = float(f"{re.sub('[.,]', '', whole)}.{rest}")
     if role == "efficiency" and "%" not in head + text and value <= 3:  # a share of 1
@@ -145,7 +148,10 @@ def _cells(line: str, way: str) -> tuple[str, list[str]]:
         return "|", [re.sub(r"\*\*|`|<[^>]*>|\\(?=\W)", "", c).strip() for c in cells]
     for mark in ("\t", ";", ","):
         if line.count(mark) and not re.search(rf"{mark} \w+ \w+ ", line):
-            return mark, [c.strip() for c in next(csv.reader([line], delimiter=mark))]
+            try:
+                return mark, [c.strip() for c in next(csv.reader([line], delimiter=mark))]
+            except csv.Error:  # a field of more characters than a cell has
+                return "", []
     cells = re.split(r"\s{2,}", line.strip())
     return ("  ", cells) if len(cells) > 1 else ("", [])
 

@@ -145,6 +145,8 @@ def with_words(study: Study, words: Sequence[str], given: Collection[str] = ()) 
         if name in swept:
             raise UsageError(f"--sweep {name}: given twice")
         swept[name] = [value.strip() for value in text.split(",")]
+        if "" in swept[name]:
+            raise UsageError(f"--sweep {name}={text}: has an empty value")
     if study.command:
         values = {name: tuple(map(_plain, v)) for name, v in swept.items()}
         return replace(study, sweep={**study.sweep, **values})

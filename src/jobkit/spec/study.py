@@ -27,6 +27,7 @@ or of any other program, by its command, in which {names} are replaced (see comm
 import contextlib
 import itertools
 import json
+import math
 import random
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -75,6 +76,7 @@ STUDIES = REPOSITORY / "hpc" / "studies"
 PLAN_VERSION = 1
 _SIZE_NAMES = ("ranks", "nodes", "ranks_per_node", "repeat")
 _MAX_PLAN = 32 << 20  # bytes of a plan.json
+_MAX_RUNS = 100_000  # of a study: more are a mistake, and would fill the memory first
 _SET_BY_THE_GRID = ("strategy", "nodes", "ranks_per_node", "repeat")
 _DEFAULT_STRATEGIES = ("ddp", "fsdp")
 _FOLDERS = ("single", "comm")  # of single jobs, under logs/
@@ -184,6 +186,8 @@ class Study:
                 if key not in SETTINGS:
                     raise UsageError(f"unknown key '{key}'{nearest(key, (*known, *SETTINGS))}")
                 raise UsageError(f"'{key}' is a setting of the training: write it under [settings]")
+            if values.get("command") == []:
+                raise UsageError("command = []: its first word is the program")
             values["name"] = overrides.pop("name", values.get("name", path.stem))
             return cls(**values).changed(**overrides)
         except UsageError as error:
@@ -217,6 +221,9 @@ class Study:
 
     def expand(self) -> "Plan":
         """Make the plan: every run of the grid once, in an order shuffled by the seed."""
+        lengths = [len(self.strategies) or 1, len(self.gpus), self.repeats]
+        if (count := math.prod([*lengths, *map(len, self.sweep.values())])) > _MAX_RUNS:
+            raise UsageError(f"study {self.name}: {count:,} runs, more than {_MAX_RUNS:,}")
         notes: list[str] = []
         specs = self._commands() if self.command else self._trainings(notes)
         runs = {spec.run_id: spec for spec in specs}
@@ -251,10 +258,13 @@ class Study:
         """Each run of a command. Raises UsageError where per_step contradicts scaling."""
         texts = [*self.command, *self.parameters.values(), self.work.get("per_step")]
         known = set[str]().union(*map(used, [*texts, *(value for _, value in self._swept())]))
-        for name in self.sweep:
+        for name, values in self.sweep.items():
             if name not in known:
                 hint = nearest(name, known)
                 raise UsageError(f"sweep {name}: no {{{name}}} in the command{hint}")
+            if len({*map(str, values)}) < len(values):  # a command has 1 and "1" alike
+                twice = next(v for i, v in enumerate(values) if str(v) in map(str, values[:i]))
+                raise UsageError(f"sweep {name}: has {twice!r} twice")
         for point in self._points():
             parameters = {**self.parameters, **point}
             scaling = self._scaling([self._run(parameters, size) for size in self.sizes()])
@@ -343,7 +353,7 @@ def _work_per_step(stated: Any, names: Mapping[str, Value]) -> float | None:
     if stated is None:
         return None
     value = resolve(stated, names)
-    with contextlib.suppress(TypeError, ValueError):
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
         if 0 < float(value) < 1e18 and value is not True:
             return float(value)
     raise UsageError(f"work: per_step = {stated!r}: must be a number above 0, or a placeholder")

@@ -82,6 +82,8 @@ def test_our_own_tables_follow(form: str) -> None:
         "GPUs,time,speed-up\n8,20,3\n16,11,5.4\n",  # relative to a run that is not there
         "GPUs,time,speed-up\n1,10,1\n2,n/a,1.9\n4,0-5,5\n",
         "GPUs,speed-up\n1,1\n2,1.9\n",
+        "GPUs,time,speed-up\n1,1.5x,1\n2,50 %,1.9\n",
+        f"GPUs,time,speed-up\n1,{'x' * 140_000},1\n",
         "It is 4x faster on 8 GPUs, and scales well.",
         "GPUs,time,memory efficiency\n1,10,100%\n2,5,50%\n",
     ],

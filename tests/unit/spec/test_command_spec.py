@@ -111,6 +111,7 @@ BAD = [
     ({"work": {"unit": "tokens", "per_step": 1, "scaling": "weak"}}, "in proportion to the ranks"),
     ({"work": {"per_step": 1}}, "needs its unit: --unit images, or unit ="),
     ({"work": {"unit": "t", "per_step": "{ranks - 9}"}}, "must be a number above 0"),
+    ({"work": {"unit": "t", "per_step": 10**400}}, "must be a number above 0"),
     ({"work": {"units": "t"}}, "did you mean 'unit'"),
     ({"work": {"scaling": "week"}}, "did you mean 'weak'"),
     ({"work": {"unit": 3}}, "unit = 3"),
@@ -120,6 +121,7 @@ BAD = [
     ({"pattern": "nanogpt"}, "not both"),
     ({"command": ("python", "a\0b")}, "control character"),
     ({"command": ("python", "{nods}"), "parameters": {}, "sweep": {}}, "did you mean 'nodes'"),
+    ({"sweep": {"batch": (1, "1")}}, "has '1' twice"),
     ({"sweep": {"bach": (6, 12)}}, "no {bach} in the command; did you mean 'batch'"),
 ]
 

@@ -38,12 +38,13 @@ def test_parameters_are_numbers_texts_or_formulas_as_in_a_file() -> None:
 
 REFUSED = [
     (TRAINING, ["lr"], "--sweep 'lr': must be NAME=V1,V2"),
-    (TRAINING, ["lr=0.1,,1"], "lr = '': must be a number"),
+    (TRAINING, ["lr=0.1,,1"], "--sweep lr=0.1,,1: has an empty value"),
     (TRAINING, ["batch-size-per-rank=1", "batch_size_per_rank=2"], "given twice"),
     (TRAINING, ["precison=fp32"], "did you mean 'precision'"),
     (TRAINING, ["width=1,two"], "width = 'two': must be a whole number"),
     (TRAINING, ["augment=yes"], "must be true or false"),
     (TRAINING, ["repeat=1,2"], "use strategies, gpus, repeats"),
+    (COMMAND, ["batch=8,16,"], "has an empty value"),
     (COMMAND, ["bach=1"], "no {bach} in the command; did you mean 'batch'"),
 ]
 

@@ -24,6 +24,8 @@ def load(folder: Path, text: str, **changes: Any) -> Study:
         ("[sweep]\nprecision = 'fp32'", "sweep precision = 'fp32': must be a list"),
         ("[sweep]\nprecision = []", "must be a list of values, 1 or more"),
         ("[settings]\nnodes = 2", "'nodes' is not a setting of a study"),
+        ("command = []", "my.toml: command = []: its first word is the program"),
+        ("repeats = 10000000", "60,000,000 runs, more than 100,000"),
         ("strategies = []", "strategies = []: must be a list of strings, 1 or more"),
         ("repeats = 0", "repeats = 0: must be a whole number, 1 or more"),
         ("name = '../x'", "study name '../x': use letters"),
