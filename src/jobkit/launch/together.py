@@ -82,7 +82,8 @@ def _addresses_of_job() -> frozenset[str]:
     names = slurm_jobs.output(["scontrol", "show", "hostnames", nodes]) if nodes else ""
     for name in (names or "").split():
         with contextlib.suppress(OSError):
-            found.add(socket.inet_aton(socket.gethostbyname(name))[::-1].hex().upper())
+            for entry in socket.getaddrinfo(name, None, socket.AF_INET):  # of all its interfaces
+                found.add(socket.inet_aton(str(entry[4][0]))[::-1].hex().upper())
     return frozenset(found)
 
 

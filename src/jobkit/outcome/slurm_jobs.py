@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 TIMEOUT_S = 20.0
 GONE = "GONE"  # not a word of Slurm's: it answers, and knows nothing of the job any more
 JOB_ID = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?")  # 17, or 17_0 of an array
+_MAX_ELEMENTS = 1_000_000  # of an array
+_BATCH = 500  # jobs or arrays in one command line
 SACCT = "JobID,State,ExitCode,Elapsed,NodeList,ConsumedEnergyRaw"  # for read_sacct
 CLUSTER = re.compile(r"^\s*ClusterName\s*=\s*(\S+)", re.MULTILINE | re.IGNORECASE)
 
@@ -64,15 +66,24 @@ def ask(job_ids: Iterable[str], accounting: bool = True) -> dict[str, Job]:
     A job that it answered about and no longer knows has the state GONE. accounting: ask sacct
     too, which should not be done often.
     """
-    wanted = sorted({i for i in job_ids if JOB_ID.fullmatch(i)})
-    if not wanted:
-        return {}
-    # Each array is asked after once: an answer has all its elements.
-    masters = ",".join(dict.fromkeys(i.split("_")[0] for i in wanted))
+    of_array: dict[str, list[str]] = {}  # each is asked after once: an answer has all its elements
+    for job_id in sorted({i for i in job_ids if JOB_ID.fullmatch(i)}):
+        of_array.setdefault(job_id.split("_")[0], []).append(job_id)
+    arrays, found = list(of_array), dict[str, Job]()
+    for begin in range(0, len(arrays), _BATCH):
+        batch = arrays[begin : begin + _BATCH]
+        found |= _ask(batch, [i for array in batch for i in of_array[array]], accounting)
+    return found
+
+
+def _ask(arrays: list[str], wanted: list[str], accounting: bool) -> dict[str, Job]:
+    """What one squeue, and one sacct, say of the wanted jobs of these arrays."""
+    masters = ",".join(arrays)
     queued = output(["squeue", "-h", "-r", "-t", "all", "-j", masters, "-o", "%i|%T|%M|%N|%r"])
     present, jobs = read_squeue(queued or ""), dict[str, Job]()
     if accounting:
-        jobs = read_sacct(output(["sacct", "-X", "-P", "-n", "-j", masters, "-o", SACCT]) or "")
+        # Without -X: not every Slurm gives the energy with it.
+        jobs = read_sacct(output(["sacct", "-P", "-n", "-j", masters, "-o", SACCT]) or "")
         known = {**jobs, **present}
         absent = [i for i in wanted if not _find(known, i)] if queued is not None else []
         jobs |= {i: Job(job_id=i, state=GONE) for i in absent}
@@ -100,13 +111,15 @@ def _find(jobs: dict[str, Job], job_id: str) -> Job | None:
 
 def elements(job_id: str) -> list[str]:
     """The ids behind one that stands for several: 17_[0-2,5%4] is 17_0, 17_1, 17_2, 17_5."""
-    match = re.fullmatch(r"(\d+)_\[(\d[\d,-]*)(?:%\d+)?\]", job_id)
+    match = re.fullmatch(r"(\d+)_\[([\d,-]+)(?:%\d+)?\]", job_id)
     if not match:
         return [job_id]
     ids: list[str] = []
     for part in match[2].split(","):
-        first, _, last = part.partition("-")
-        ids += [f"{match[1]}_{i}" for i in range(int(first), int(last or first) + 1)]
+        span = re.fullmatch(r"(\d{1,10})(?:-(\d{1,10}))?", part)
+        if not span or int(span[2] or span[1]) - int(span[1]) + len(ids) > _MAX_ELEMENTS:
+            return [job_id]
+        ids += [f"{match[1]}_{i}" for i in range(int(span[1]), int(span[2] or span[1]) + 1)]
     return ids
 
 
@@ -136,11 +149,11 @@ def read_squeue(text: str) -> dict[str, Job]:
 
 
 def read_sacct(text: str) -> dict[str, Job]:
-    """Read `sacct -X -P -n -o` of SACCT. Of a job's starts the last one counts."""
+    """Read `sacct -P -n -o` of SACCT: the jobs' own rows. Of a job's starts the last counts."""
     jobs: dict[str, Job] = {}
     for line in text.splitlines():
         words = line.split("|")
-        if len(words) == 6:
+        if len(words) == 6 and "." not in words[0]:  # else a row of a step
             job_id, state, exit_code, elapsed, nodes, energy = words
             job = Job(
                 job_id=job_id,

@@ -21,19 +21,22 @@ def test_squeue_rows() -> None:
 def test_sacct_rows_of_which_the_last_start_counts() -> None:
     text = (
         "9|REQUEUED|0:0|00:00:05|n1|\n"
-        "9|CANCELLED by 1000|0:0|00:01:00|n[2-3]|\n"
+        "9|CANCELLED by 1000|0:0|00:01:00|n[2-3]|70\n"
+        "9.batch|COMPLETED|0:0|00:01:00|n2|30\n"
         "30_[1-2]|PENDING|0:0|00:00:00|None assigned|\n"
     )
     found = read_sacct(text)
     assert (found["9"].state, found["9"].status) == ("CANCELLED", "cancelled")
-    assert found["9"].node_list == "n[2-3]"
+    assert found["9"].node_list == "n[2-3]" and found["9"].energy_j == 70.0
+    assert "9.batch" not in found
     assert found["30_2"].status == "pending" and found["30_2"].node_list == ""
 
 
 def test_elements() -> None:
     assert elements("17_3") == elements("17_[3]") == ["17_3"]
     assert elements("17_[0-2,9%4]") == ["17_0", "17_1", "17_2", "17_9"]
-    assert [elements(one) for one in ("17", "17_[1-...]")] == [["17"], ["17_[1-...]"]]
+    for odd in ("17", "17_[1-...]", "17_[0,]", "17_[1-2-3]", "17_[-]", "17_[0-9999999999]"):
+        assert elements(odd) == [odd]
 
 
 def test_elements_that_never_started_share_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +98,20 @@ def test_an_array_is_asked_after_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [command[0] for command in asked] == ["squeue", "sacct"]
     assert found["17_1199"].state == "PENDING"
     assert found["17_1200"].state == slurm_jobs.GONE
+
+
+def test_one_command_line_names_so_many_jobs_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def output(command: list[str]) -> str:
+        ids = command[command.index("-j") + 1].split(",")
+        asked.append(len(ids))
+        return "".join(f"{i}|RUNNING|0:01|n1|None\n" for i in ids) * (command[0] == "squeue")
+
+    monkeypatch.setattr(slurm_jobs, "output", output)
+    found = slurm_jobs.ask([str(i) for i in range(1200)])
+    assert asked == [500, 500, 500, 500, 200, 200]
+    assert {job.state for job in found.values()} == {"RUNNING"} and len(found) == 1200
 
 
 def started(folder: Path, **more: str | None) -> RunPaths:
