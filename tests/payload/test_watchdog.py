@@ -87,16 +87,20 @@ def test_a_hang_in_the_start_ends_with_the_stacks(
 
 
 def test_when_stacks_are_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    armed: list[float] = []
-    later = lambda seconds, file: armed.append(seconds)  # noqa: E731
+    """Before the timeout; one rank alone ends."""
+    armed: list[tuple[float, bool]] = []
+    later = lambda seconds, exit, file: armed.append((seconds, exit))  # noqa: E731
     monkeypatch.setattr(faulthandler, "dump_traceback_later", later)
-    monkeypatch.setattr(dist, "get_world_size", lambda _: 2)
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(time, "monotonic", lambda: clock.now)
-    guard = JobGuard(group=None, stop=SimpleNamespace(), timeout_s=100.0, log=sys.stderr)  # type: ignore[arg-type]
-    for _ in range(5):  # not at every iteration, as each call starts a thread
+    how = {"timeout_s": 100.0, "log": sys.stderr}
+    for ranks, due in ((2, (80.0, False)), (1, (125.0, True))):
+        monkeypatch.setattr(dist, "get_world_size", lambda _, ranks=ranks: ranks)
+        guard = JobGuard(group=None, stop=SimpleNamespace(), **how)  # type: ignore[arg-type]
+        armed.clear()
+        for _ in range(5):  # not at every iteration, as each call starts a thread
+            guard.alive()
+        assert armed == [due]
+        clock.now += 10
         guard.alive()
-    assert armed == [80.0]
-    clock.now += 10
-    guard.alive()
-    assert armed == [80.0, 80.0]
+        assert armed == [due, due]

@@ -82,6 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             from jobkit.checks.collectives import Request, measure
             from jobkit.payload.place import read_rank_env
+            from jobkit.payload.report import write_outcome
 
             request = Request(
                 backend=args.backend,
@@ -92,7 +93,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 timeout_s=args.timeout,
             )
             place, paths = read_rank_env(), RunPaths(args.run_dir.absolute())
-            check_ranks(place.world_size)
+            try:
+                check_ranks(place.world_size)
+            except UsageError as error:
+                write_outcome(paths, args.attempt, "failed", Exit.USAGE, str(error))
+                raise
             # A failure is reported with its rank, and ends the process at once.
             as_rank(place.rank, lambda: measure(request, place, paths, args.attempt))
         return Exit.OK

@@ -62,6 +62,11 @@ def read_rank_env(environ: Mapping[str, str] = os.environ) -> RankEnv:
         raise UsageError(text) from None
     except ValueError as error:
         raise UsageError(f"the launcher's variables cannot be read: {error}") from None
+    if min(place.world_size, place.local_world_size) < 1:
+        raise UsageError(
+            f"the launcher's variables cannot be right: {place.world_size} ranks, "
+            f"{place.local_world_size} on each node"
+        )
     if place.world_size % place.local_world_size or place.rank >= place.world_size:
         raise UsageError(
             f"{place.world_size} ranks do not fill nodes of {place.local_world_size}: give every "

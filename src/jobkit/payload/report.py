@@ -30,7 +30,9 @@ class Reporter:
                 path = paths.rank_log(attempt, rank)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 raw = io.BufferedWriter(append_to(path))
-                self.stream = io.TextIOWrapper(raw, "utf-8", line_buffering=True)
+                self.stream = io.TextIOWrapper(
+                    raw, "utf-8", "backslashreplace", line_buffering=True
+                )
                 if rank == 0:
                     self.writer = self._open(paths.metrics(attempt), sys.stdout)
             except OSError as error:
@@ -58,7 +60,8 @@ class Reporter:
             now = time.time()
             stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(now))
             stamp += f".{int(now % 1 * 1000):03d}"
-            with contextlib.suppress(OSError):  # a full disk ends no training
+            # A full disk ends no training, nor does a line after the end.
+            with contextlib.suppress(OSError, ValueError):
                 print(f"{stamp} rank {self._rank} {level} {line}", file=self.stream)
 
     def say(self, line: str) -> None:

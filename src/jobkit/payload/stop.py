@@ -5,7 +5,8 @@ all-reduce that is read when the next one begins: no rank waits for it, and all 
 iteration. At the end of an epoch it is waited for.
 
 A rank that makes no progress for most of a collective's timeout writes the stacks of its threads
-into its log, so that a hang shows where each rank stands. What ends the ranks is the timeout.
+into its log, so that a hang shows where each rank stands. What ends the ranks is the timeout; one
+rank alone, which no collective ends, ends itself.
 """
 
 import faulthandler
@@ -28,6 +29,7 @@ _NOTHING, _SAVE, _STOP = 0, 1, 2  # the largest request of all ranks counts
 _SPACING = {"cpu": 1, "cuda": 10}
 _MIN_AGREEMENTS = 8  # in what is left of the training: a short one can be stopped as well
 _HUNG = 0.8  # of the timeout: stacks are written
+_ALONE = 1.25  # of the timeout: one rank alone writes them, and ends itself
 
 
 class JobGuard:
@@ -65,9 +67,10 @@ class JobGuard:
 
     def alive(self) -> None:
         """The rank makes progress: its stacks are due later."""
-        now, seconds = time.monotonic(), _HUNG * self._timeout_s
+        share = _ALONE if self._alone else _HUNG
+        now, seconds = time.monotonic(), share * self._timeout_s
         if self._log is not None and now >= self._rearm_s:  # not each time: it starts a thread
-            faulthandler.dump_traceback_later(seconds, file=self._log)
+            faulthandler.dump_traceback_later(seconds, exit=self._alone, file=self._log)
             self._rearm_s = now + seconds / 20
 
     def edge(self, trainer: "Trainer") -> None:

@@ -5,6 +5,7 @@ communicates least at these bandwidths; where none fits, one that splits the mod
 nothing fits.
 """
 
+import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -41,8 +42,8 @@ class Option(NamedTuple):
 
     footprint: Footprint
     fits: bool
-    seconds: float  # of communication in a step, at least
-    waits: int  # for other ranks in a step, at most
+    seconds: float  # of communication in a step, at least; NaN: not known
+    waits: int | None  # for other ranks in a step, at most; None: not known
     idle: float  # share of a step
 
     @property
@@ -54,6 +55,16 @@ class Option(NamedTuple):
     def gib(self) -> str:
         """Its memory, for a sentence."""
         return f"{self.footprint.total / GIB:.3g} GiB"
+
+    @property
+    def duration(self) -> str:
+        """Its communication time, for a reader."""
+        return "-" if math.isnan(self.seconds) else say_seconds(self.seconds)
+
+    @property
+    def says_waits(self) -> str:
+        """Its waits, for a reader."""
+        return "-" if self.waits is None else str(self.waits)
 
     @property
     def splits_model(self) -> bool:
@@ -69,8 +80,8 @@ def links_of(network: float, link: float) -> Links:
     return Links(intra=Link(0.0, 1e-9 / link), inter=Link(0.0, 1e-9 / min(network, link)))
 
 
-def step_messages(footprint: Footprint, subject: Subject) -> list[Message]:
-    """The messages of one optimizer step."""
+def step_messages(footprint: Footprint, subject: Subject) -> list[Message] | None:
+    """The messages of one optimizer step; None where they are not known."""
     spec, facts = footprint.spec, FACTS[footprint.spec.strategy]
     size = ModelSize(parameters=footprint.parameters)
     if facts.splits_model:
@@ -88,7 +99,7 @@ def step_messages(footprint: Footprint, subject: Subject) -> list[Message]:
 
         model, _ = fake_model(spec.model, spec.width, spec.hidden, subject.classes)
         size = model_size(shard_groups(model, spec))
-    return facts.messages(spec.to_dict(), size) or []
+    return facts.messages(spec.to_dict(), size)
 
 
 def idle_share(spec: RunSpec) -> float:
@@ -124,18 +135,22 @@ def reasons(taken: Option, options: Sequence[Option]) -> list[str]:
         return [f"no strategy that splits the batch fits; {taken.label} splits the model, {idle}"]
     others = [o for o in options if o is not taken and not o.splits_model]
     lines = [
-        f"{o.label} would communicate less ({say_seconds(o.seconds)}), but needs {o.gib} on each "
-        "GPU"
+        f"{o.label} would communicate less ({o.duration}), but needs {o.gib} on each GPU"
         for o in others
         if not o.fits and o.seconds < taken.seconds
     ]
     fitting = [o for o in others if o.fits]
     which = "of those that fit it communicates least" if fitting else "no other fits; it takes"
-    lines.append(f"{which}: {say_seconds(taken.seconds)} per step")
+    if math.isnan(taken.seconds):
+        lines.append("how much it communicates is not known")
+    else:
+        lines.append(f"{which}: {taken.duration} per step")
     for o in fitting:
         if o.footprint.total == min(x.footprint.total for x in (taken, *fitting)):
-            than = f"{o.waits} waits for other GPUs per step ({taken.label}: {taken.waits})"
-            lines.append(f"{o.label} would need {o.gib}, for {say_seconds(o.seconds)} and {than}")
+            than = (
+                f"{o.says_waits} waits for other GPUs per step ({taken.label}: {taken.says_waits})"
+            )
+            lines.append(f"{o.label} would need {o.gib}, for {o.duration} and {than}")
     return lines
 
 
@@ -184,15 +199,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = []
     for each in found:
         messages, idle = step_messages(each, subject), idle_share(each.spec)
-        fits, takes_s = each.total <= usable, seconds(messages, links)
-        options.append(Option(each, fits, takes_s, waits(messages), idle))
+        takes_s = math.nan if messages is None else seconds(messages, links)
+        count = None if messages is None else waits(messages)
+        options.append(Option(each, each.total <= usable, takes_s, count, idle))
     if not options:
         raise UsageError(next(iter(refused.values())))
     taken = choose(options)
     gib = f"GiB of {usable / GIB:.3g}"
     rows = [["", "strategy", gib, "fits", "communication", "waits", "idle"]]
     for o in options:
-        costs = ["yes" if o.fits else "no", say_seconds(o.seconds), f"{o.waits}", f"{o.idle:.0%}"]
+        costs = ["yes" if o.fits else "no", o.duration, o.says_waits, f"{o.idle:.0%}"]
         rows.append(["*" * (o is taken), o.label, amount(o.footprint.total, GIB), *costs])
     lines = [head(base, subject), "", *text_table(rows), ""]
     lines += [f"   {label}: not applicable: {why}" for label, why in refused.items()]

@@ -40,7 +40,7 @@ TIMES = {
 def test_the_time_to_send(settings: dict[str, Any], expected: float) -> None:
     spec = RunSpec(**{"model": "mlp", **settings})
     messages = step_messages(footprint(spec, Subject()), Subject())
-    assert seconds(messages, LINKS) == pytest.approx(expected, rel=1e-6)
+    assert messages and seconds(messages, LINKS) == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_pipeline_waits_for_its_stages() -> None:
@@ -68,6 +68,14 @@ def test_the_choice_follows_memory_then_communication() -> None:
     ]:
         taken = choose(options)
         assert (taken and taken.footprint.spec.strategy) == name
+
+
+def test_what_is_not_known_is_not_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--gpus-per-node", "4", "--device-memory", "16", "--ddp-comm-hook", "powersgd")
+    assert main(["--model", "cnn", *words]) == Exit.OK
+    told = capsys.readouterr().out
+    assert re.search(r"ddp .* yes +- +- +0%\n", told), told
+    assert "how much it communicates is not known" in told and "None" not in told
 
 
 WIDE = ("--model", "cnn", "--width", "8", "--optimizer", "adamw", "--gpus-per-node", "4")

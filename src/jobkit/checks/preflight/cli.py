@@ -57,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "this is an allocation, and not a step of it: check it on every rank with "
             "`bash run.sh --preflight --dry-run`"
         )
+    rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
+    me = f"rank {rank} on {os.environ.get('SLURMD_NODENAME') or os.uname().nodename}"
     if spec.device == "cpu":
         hide_gpus()
     try:
@@ -64,15 +66,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         made = PreflightRank(run_dir, spec, args.timeout)
     except (ImportError, OSError) as error:  # OSError: a library that torch needs
-        fault = f"versions: {{}}: {error} ({sys.executable}); fix: use the same environment or "
+        fault = f"versions: {me}: {error} ({sys.executable}); fix: use the same environment or "
         fault += "container on all nodes, with torch and torchvision"
     except UsageError as error:  # of the launcher's variables, with the fix
-        fault = f"ranks: {{}}: {error}; fix: start ranks with srun as run.sh does"
+        fault = f"ranks: {me}: {error}; fix: start ranks with srun as run.sh does"
     else:
         return made.check()
-    rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
-    where = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-    print("[preflight] FAULT", fault.format(f"rank {rank} on {where}"), flush=True)
+    print("[preflight] FAULT", fault, flush=True)
     return Exit.PREFLIGHT
 
 
