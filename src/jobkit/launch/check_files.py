@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jobkit.errors import Exit, Parser, command, nearest, one_line
-from jobkit.files import MAX_TOML, read_text
+from jobkit.files import MAX_TOML, is_there, read_text
 from jobkit.launch.command import RANK_VARIABLES
 
 # Error or warning (it may be meant); the key, such as mounts[1]; the mistake, and its correction.
@@ -49,18 +49,22 @@ def _report(files: Sequence[str], check: Callable[[str], list[Finding]]) -> int:
 
 # --- EDF --------------------------------------------------------------------------------------
 
-_STRING, _ARRAY, _TABLE = "a string", "an array of strings", "a table"
-_SWITCH = "true or false (without quotes)"
-_FORMS = {
-    "base_environment": (_STRING, _ARRAY),
-    "image": (_STRING,),
-    "workdir": (_STRING,),
-    "entrypoint": (_SWITCH,),
-    "writable": (_SWITCH,),
-    "mounts": (_ARRAY,),
-    "devices": (_ARRAY,),
-    "env": (_TABLE,),
-    "annotations": (_TABLE,),
+_FORMS: dict[str, tuple[type, ...]] = {
+    "base_environment": (str, list),
+    "image": (str,),
+    "workdir": (str,),
+    "entrypoint": (bool,),
+    "writable": (bool,),
+    "mounts": (list,),
+    "devices": (list,),
+    "env": (dict,),
+    "annotations": (dict,),
+}
+_FORM_NAMES = {
+    str: "a string",
+    bool: "true or false (without quotes)",
+    list: "an array of strings",
+    dict: "a table",
 }
 _CXI, _NCCL = "com.hooks.cxi.enabled", "com.hooks.aws_ofi_nccl.enabled"
 _VARIANT, _REMAP = "com.hooks.aws_ofi_nccl.variant", "com.pyxis.pytorch_remap_vars"
@@ -76,12 +80,12 @@ _ANNOTATIONS = (
 _DOLLAR = re.compile(r"\$(?:\$|\{([A-Za-z_]\w*)(?::-([^}]*))?\}|([A-Za-z_]\w*)?)", re.ASCII)
 
 
-def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
     """Each value by its key: mounts[1], env.NAME; com.hooks.x may be tables or one key."""
-    if isinstance(value, dict):
+    if isinstance(value, dict) and (key == "env" or key.startswith("annotations")):
         for name, part in value.items():
-            yield from _leaves(part, f"{key}.{name}" if key else name)
-    elif isinstance(value, list):
+            yield from _leaves(part, f"{key}.{name}")
+    elif isinstance(value, list) and key in _FORMS:
         for index, part in enumerate(value):
             yield from _leaves(part, f"{key}[{index}]")
     else:
@@ -96,22 +100,24 @@ def check_edf(text: str, environ: Mapping[str, str], here: bool = True) -> list[
     """
     findings: list[Finding] = []
     try:
-        leaves = dict(_leaves(tomllib.loads(text)))
+        data = tomllib.loads(text)
     except ValueError as error:
         return [("error", "", f"not valid TOML: {error}")]
-    for key, value in leaves.items():
-        name = key.partition(".")[0].partition("[")[0]
-        form = {"[": _ARRAY, ".": _TABLE, "": _SWITCH if isinstance(value, bool) else _STRING}
+    leaves = dict[str, Any]()
+    for name, whole in data.items():
         if name not in _FORMS:
             message = f"unknown key{nearest(name, _FORMS)} (known: {', '.join(_FORMS)})"
             findings.append(("error", name, message))
-        elif form[key[len(name) :][:1]] not in _FORMS[name]:
-            findings.append(("error", key, f"must be {' or '.join(_FORMS[name])}"))
-        elif _FORMS[name] != (_SWITCH,):
-            findings += _check_value(key, value, environ, here)
-    if any(key.startswith("base_environment") for key in leaves):  # these may be inherited
+        elif not isinstance(whole, _FORMS[name]):
+            message = " or ".join(_FORM_NAMES[form] for form in _FORMS[name])
+            findings.append(("error", name, f"must be {message}"))
+        elif _FORMS[name] != (bool,):
+            leaves |= _leaves(whole, name)
+    for key, value in leaves.items():
+        findings += _check_value(key, value, environ, here)
+    if "base_environment" in data:  # these may be inherited
         return findings
-    if not any(key.startswith("image") for key in leaves):
+    if not data.get("image"):
         message = 'missing, so that no container is used: add image = "..."'
         findings.append(("warning", "image", message))
     # Without its complete network hook NCCL uses TCP, many times slower.
@@ -128,14 +134,14 @@ def check_edf(text: str, environ: Mapping[str, str], here: bool = True) -> list[
 def _check_value(key: str, value: Any, environ: Mapping[str, str], here: bool) -> Iterator[Finding]:
     """The findings on one string of a known key."""
     table, _, name = key.partition(".")
+    if table == "env" and name in _FORMS:
+        text = "is read as part of [env], whose header is above it: move it to the top"
+        yield "error", key, text
+        return
     if not isinstance(value, str):
         yield "error", key, "must be a string, within quotes"
         return
     if table == "env":
-        if name.partition("[")[0] in _FORMS:
-            text = "is read as part of [env], whose header is above it: move it to the top"
-            yield "error", key, text
-            return
         if name in RANK_VARIABLES or name.startswith(("SLURM_", "PMI_", "PMIX_")):
             yield "error", key, "would be the same for every rank: remove it"
             return
@@ -161,7 +167,7 @@ def _check_value(key: str, value: Any, environ: Mapping[str, str], here: bool) -
     if key == "workdir" and not text.startswith("/"):
         fix = "write an absolute path, or ${PWD} for where srun is called"
         yield "error", key, f"'{text}' is relative: {fix}"
-    elif key == "image" and text.startswith(("/", "./")) and here and not Path(text).exists():
+    elif key == "image" and text.startswith(("/", "./")) and here and not is_there(Path(text)):
         yield "error", key, f"{text} does not exist: make it with 'enroot import'"
     elif key == "image" and text.endswith(".sqsh") and not text.startswith(("/", "./")):
         yield "error", key, f"{text} is taken for an image of a registry: write ./{text}"
@@ -171,7 +177,7 @@ def _check_value(key: str, value: Any, environ: Mapping[str, str], here: bool) -
             yield "error", key, f"'{text}' is not SOURCE:DESTINATION or SOURCE:DESTINATION:FLAGS"
         elif not source.startswith(("/", "./")):
             yield "error", key, f"source '{source}' is no path: write /{source} or ./{source}"
-        elif here and not Path(source).exists():
+        elif here and not is_there(Path(source)):
             yield "error", key, f"source {source} does not exist"
         elif not more[0].startswith("/"):
             yield "error", key, f"'{text}': the destination must be an absolute path"

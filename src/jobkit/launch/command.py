@@ -133,9 +133,11 @@ class LaunchConfig:
             raise UsageError("a command is a list of words, as ('train.py', '--lr', '0.1')")
         values = {f.name: getattr(self, f.name) for f in OPTIONS}
         given = {k.replace("_", "-"): v for k, v in values.items() if v is not None}
+        given = {k: int(v) if isinstance(v, float) and v % 1 == 0 else v for k, v in given.items()}
         words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
-        program = [_python()] if self.command[0].endswith(".py") else []
-        return ["bash", str(RUN_SH), *words, "--", *program, *map(str, self.command)]
+        program = [str(word) for word in self.command]
+        program[:0] = [_python()] * program[0].endswith(".py")
+        return ["bash", str(RUN_SH), *words, "--", *program]
 
 
 OPTIONS = [option for option in fields(LaunchConfig) if option.metadata]

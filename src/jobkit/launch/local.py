@@ -102,8 +102,9 @@ def refuse_orphans(study: StudyPaths) -> None:
     for path in sorted(study.folder.glob("*/job.json")):
         job = read_json(path) or {}
         if job.get("launcher") == "local" and job.get("ended") is None and is_at_work(job):
-            pid = job["pid"] if is_alive(job) else job["child"]["pid"]  # run.sh was killed itself
-            if is_own(pid):
+            # Where run.sh was killed itself, or has ended since.
+            at_work = job if is_alive(job) else job.get("child")
+            if isinstance(at_work, Mapping) and is_own(pid := at_work["pid"]):
                 raise UsageError(
                     f"{path.parent.name} of {study.folder.name} still runs, as process {pid}, "
                     f"though its launcher was killed: wait for its end, or end it: kill {pid}"
@@ -252,6 +253,8 @@ def start(plan: Plan, run_ids: Sequence[str], request: LaunchRequest) -> "subpro
     with driver.stdin as to_driver:
         json.dump({"runs": runs, "at_once": request.at_once or 1, "parent": parent}, to_driver)
     if driver.stdout.readline().strip() != "taken":
+        if driver.wait() == Exit.USAGE:  # another launcher came first
+            raise busy(paths)
         raise UsageError(f"the runs could not be started: see {paths.launcher_log}")
     return driver
 

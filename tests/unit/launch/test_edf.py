@@ -37,7 +37,14 @@ def found(text: str, folder: Path, here: bool = True, **more: str) -> list[tuple
 ERRORS = [
     (IMAGE + 'mount = ["/s:/s"]', "mount", "unknown key; did you mean 'mounts'?"),
     (IMAGE + "entrypoint = 0", "entrypoint", "must be true or false (without quotes)"),
-    ('image = ["a:1"]', "image[0]", "must be a string"),
+    ('image = ["a:1"]', "image", "must be a string"),
+    (IMAGE + "env = []", "env", "must be a table"),
+    (IMAGE + "annotations = []", "annotations", "must be a table"),
+    (IMAGE + "entrypoint = []", "entrypoint", "must be true or false"),
+    (IMAGE + 'mounts = [["./s:/s"]]', "mounts[0]", "must be a string, within quotes"),
+    (IMAGE + 'env.A = ["a"]', "env.A", "must be a string, within quotes"),
+    (NOTES + f'{CXI} = ["true"]', f"annotations.{CXI}", "must be a string, within quotes"),
+    (f'image = "/{"x" * 300}"', "image", "x does not exist"),  # its look-up is an OSError
     ('image = "${SCRATCH}/none.sqsh"', "image", "/none.sqsh does not exist"),
     ('image = "images/torch.sqsh"', "image", "write ./images/torch.sqsh"),
     (IMAGE + 'workdir = "./here"', "workdir", "'./here' is relative: write an absolute path"),
@@ -46,7 +53,7 @@ ERRORS = [
     (IMAGE + 'mounts = ["./s:s"]', "mounts[0]", "the destination must be an absolute path"),
     (IMAGE + 'mounts = ["${SCRACH}:/s"]', "mounts[0]", "not defined: export it, or write ${SC"),
     (IMAGE + 'workdir = "$HOME/x"', "workdir", "'$HOME' is not expanded: write ${HOME}"),
-    (ENV + 'mounts = ["./s:/s"]', "env.mounts[0]", "is read as part of [env]"),
+    (ENV + 'mounts = ["./s:/s"]', "env.mounts", "is read as part of [env]"),
     (ENV + 'PYTHONPATH = "/mine"', "env.PYTHONPATH", "hides run.sh's"),
     (NOTES + f"{CXI} = true", f"annotations.{CXI}", "must be a string, within quotes"),
     (NOTES + 'com.hooks.cxi.enable = "true"', "annotations.com.hooks.cxi.enable", f"mean '{CXI}'"),
@@ -57,6 +64,7 @@ ERRORS = [
     (IMAGE + 'workdir = "/$$x"\nmounts = [3]', "mounts[0]", "must be a string"),
 ]
 WARNINGS = [
+    ('image = ""', "image", "missing, so that no container is used"),
     ('workdir = "/w"', "image", "missing, so that no container is used"),
     (IMAGE + 'workdir = "/a/${SLURM_JOB_ID}"', "workdir", "${SLURM_JOB_ID} is not defined"),
     (NOTES + f'{NCCL} = "true"', f"annotations.{NCCL}", f'needs {CXI} = "true"'),

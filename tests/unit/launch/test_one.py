@@ -60,5 +60,8 @@ def test_the_line_of_run_sh(monkeypatch, capsys) -> None:
     config = LaunchConfig(command=("python", "t.py"), nnodes=2, node_rank=1, master_addr="n0")
     size = ["--nnodes", "2", "--node-rank", "1", "--master-addr", "n0"]
     assert config.line()[2:] == [*size, "--", "python", "t.py"]
+    of_a_path = LaunchConfig(command=(Path("t.py"),), start_timeout=60.0)  # type: ignore[arg-type]
+    words = ["--start-timeout", "60", "--", "/opt/python", "t.py"]
+    assert of_a_path.line()[2:] == words
     with pytest.raises(UsageError, match="list of words"):
         LaunchConfig(command="train.py --lr 1").line()

@@ -54,3 +54,8 @@ def test_others_are_none(tmp_path, pid, more, monkeypatch) -> None:
     refuse_orphans(study_of(tmp_path / "a", "r", pid, **more))
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     refuse_orphans(study_of(tmp_path / "b", "r", pid))
+
+
+def test_one_that_ends_meanwhile_is_none(tmp_path, pid, monkeypatch) -> None:
+    monkeypatch.setattr("jobkit.launch.local.is_at_work", lambda job: True)
+    refuse_orphans(study_of(tmp_path / "s", "r", pid, **GONE, child=None))
