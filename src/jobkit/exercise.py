@@ -69,7 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     what.add_argument("--skeleton", metavar="FILE", help="write the file to complete")
     what.add_argument("--check", metavar="FILE", help="run a completed file on two ranks, judge it")
     args = parser.parse_args(argv)
-    if args.number is None and not (args.skeleton or args.check):
+    if args.number is None:
+        if args.skeleton or args.check:
+            raise UsageError("which exercise? as: python -m jobkit exercise 4.1 --check FILE")
         print("exercises (docs/exercises has the questions):")
         for number, (title, _, _) in EXERCISES.items():
             more = "; a file to complete" if skeleton_of(number).exists() else ""

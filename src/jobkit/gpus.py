@@ -8,6 +8,7 @@ import itertools
 import os
 import re
 import subprocess
+import tempfile
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,7 +144,11 @@ def prepare_rocm(local_rank: int, environ: MutableMapping[str, str] = os.environ
     """
     if not _AMD_DEVICE.exists():
         return
-    folder = str(cache_root() / "jobkit" / "miopen" / f"{os.uname().nodename}-{local_rank}")
+    try:
+        cache = cache_root()
+    except UsageError:  # no HOME, and a user id without a name
+        cache = Path(tempfile.gettempdir()) / f"jobkit-{os.geteuid()}"
+    folder = str(cache / "jobkit" / "miopen" / f"{os.uname().nodename}-{local_rank}")
     for name in ("MIOPEN_USER_DB_PATH", "MIOPEN_CUSTOM_CACHE_DIR"):
         environ.setdefault(name, folder)
     environ.setdefault("PYTORCH_MIOPEN_SUGGEST_NHWC", "1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import signal
 import sys
 import time
 from pathlib import Path
@@ -167,6 +168,6 @@ def main(argv: list[str] | None = None) -> int:
     except UsageError as error:
         print(f"minicluster: error: {error}", file=sys.stderr)
         return error.code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupted:
         print("minicluster: interrupted", file=sys.stderr)
-        return Exit.INTERRUPTED
+        return 128 + (interrupted.args[0] if interrupted.args else signal.SIGINT)

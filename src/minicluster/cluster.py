@@ -74,7 +74,7 @@ def check_folder(root: Path, reading: bool = False) -> None:
 @contextmanager
 def locked(root: Path) -> Iterator[None]:
     """Hold the lock of a cluster's folder; NotStarted at once where another command has it."""
-    folder = private_folder(Path(tempfile.gettempdir()) / f"jobkit-{os.geteuid()}")
+    folder = private_folder(Path(f"/tmp/jobkit-{os.geteuid()}"))  # whatever TMPDIR says
     try:
         with files.locked(folder / f"minicluster-{tag(root)}.lock", wait=False):
             yield
@@ -223,6 +223,8 @@ def start(root: Path, node: str) -> str:
 
 def link(root: Path, action: str, nodes: list[str]) -> str:
     """Cut nodes' links, or heal theirs (of none: all); return what was done, in one line."""
+    if action == "cut" and not nodes:
+        raise UsageError("link cut needs a node")
     with locked(root):
         cluster = running(root)
         check_node(cluster, *nodes)
@@ -249,7 +251,7 @@ def check_node(cluster: Cluster, *nodes: str) -> None:
 
 def _interrupt(signum: int, _frame: FrameType | None) -> None:
     """So that what was begun is undone."""
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt(signum)
 
 
 @contextmanager

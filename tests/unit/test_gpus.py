@@ -1,5 +1,10 @@
 """How many GPUs are here, from stubs of the vendors' commands and their variables."""
 
+import os
+import tempfile
+from pathlib import Path
+
+from jobkit import gpus
 from jobkit.gpus import count_gpus, lendable_gpus
 
 NVIDIA = "GPU 0: NVIDIA H100 (UUID: GPU-a)\nGPU 1: NVIDIA H100 (UUID: GPU-b)\n"
@@ -45,3 +50,14 @@ def test_gpus_that_are_visible_and_those_that_can_be_lent(tmp_path, monkeypatch)
         command.write_text("no program")
         assert count_gpus(variables) == 0
         command.unlink()
+
+
+def test_miopen_has_a_folder_also_without_a_home(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(gpus, "_AMD_DEVICE", tmp_path)
+    monkeypatch.setattr(os, "getuid", lambda: 3_999_999_999)  # which has no name
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    gpus.prepare_rocm(1, found := dict[str, str]())
+    folder = Path(found["MIOPEN_USER_DB_PATH"])
+    assert folder.is_relative_to(Path(tempfile.gettempdir()) / f"jobkit-{os.geteuid()}")
+    assert folder.name.endswith("-1")

@@ -67,6 +67,14 @@ def test_logs_are_in_the_checkout_or_the_current_folder(tmp_path, monkeypatch) -
         assert paths.logs_root() == paths.REPOSITORY / "logs"
 
 
+def test_a_path_is_shown_also_where_the_current_folder_was_removed(tmp_path, monkeypatch) -> None:
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    assert paths.short_path(gone / "x") == "x" and paths.short_path(tmp_path) == str(tmp_path)
+    gone.rmdir()
+    assert paths.short_path(tmp_path) == str(tmp_path)
+
+
 def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch) -> None:
     path = tmp_path / "plan.json"
     paths.write_whole(path, "half a character: \ud800")

@@ -45,9 +45,10 @@ def read_tail(log: Path, size: int = TAIL_BYTES, within: Path | None = None) -> 
             with open_log(log, within or log.parent.parent, None) as stream:
                 begin = stream.seek(max(0, os.fstat(stream.fileno()).st_size - size))
                 content = stream.read(size)
-    parts = content.split(b"\n")[1 if begin else 0 :] if content else []  # the first may be half
-    first = max(0, len(parts) - _MAX_LINES)
-    texts = (part[-_MAX_LINE:].decode("utf-8", "replace") for part in parts[first:])
+    parts, first = content.rsplit(b"\n", _MAX_LINES) if content else [], 0
+    if parts and (begin or len(parts) > _MAX_LINES):  # the first is what is left, or may be half
+        first = parts.pop(0).count(b"\n") + (not begin)
+    texts = (part[-_MAX_LINE:].decode("utf-8", "replace") for part in parts)
     return Tail(log.name, list(enumerate(texts, first + 1)), whole=not begin)
 
 
