@@ -112,7 +112,7 @@ for each in $parts; do
       part recipe 300 "${one_node[@]}" "${run[@]}" "${recipe[@]}" --run-dir "$folder/recipe"
       say recipe '^done'
       joules=$(cat "$folder"/recipe/metrics/*.jsonl | grep -oE '"energy_gpu_j":[0-9.]+' | tail -n 1)
-      echo "         ${joules:-MISSED energy: no GPU has a counter}" ;;
+      echo "         ${joules:-MISSED energy: no GPU has a counter}"; [[ -n $joules || $device == cpu ]] || failed+=(energy) ;;
     *) echo "no part '$each'"; failed+=("$each") ;;
   esac
 done

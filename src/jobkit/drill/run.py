@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from jobkit.drill.faults import REFERENCE, FaultCase, Row, first_state
 from jobkit.drill.places import MARK, Place, SlurmPlace, Start, end_marked, signal_ranks
@@ -18,9 +17,6 @@ from jobkit.errors import UsageError
 from jobkit.launch.slurm_options import Options
 from jobkit.outcome.state import merged, run_state
 from jobkit.paths import RunPaths, StudyPaths
-
-if TYPE_CHECKING:
-    pass
 
 PATIENCE_S = 400.0  # for one thing that must happen, where nothing else was said
 STARTS = 3  # at most; a run that has not recovered by then is lost

@@ -63,7 +63,7 @@ def _table(listed: Sequence[Mapping[str, Any]]) -> Table:
     order = ["run", "status", "epoch", "step", "loss", "/s", "time", "left", "load", "reason"]
     names = {name for row in rows for name in row}
     table = Table(box=None, padding=(0, 2, 0, 0))
-    columns = sorted(names, key=lambda name: order.index("/s" if "/s (" in name else name))
+    columns = sorted(names, key=lambda name: (order.index("/s" if "/s (" in name else name), name))
     for name in columns:
         wide = name in ("run", "load", "reason") or "/s (" in name
         left = name in ("run", "status", "load", "reason")

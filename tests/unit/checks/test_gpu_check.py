@@ -70,6 +70,11 @@ def test_a_part_that_fails_stops_no_other_and_the_logs_are_packed(check) -> None
     assert not [name for name, content in files.items() if b"s3cr3t" in content]
 
 
+def test_gpus_without_a_counter_of_energy_are_a_failure(check) -> None:
+    assert "2 failed: recipe energy\n" in check("--parts", "recipe")[1]
+    assert "1 failed: recipe\n" in check("--parts", "recipe", "--device", "cpu")[1]
+
+
 def test_an_environment_that_cannot_work_ends_it_at_once(check) -> None:
     code, out, _ = check(preflight="FAULT gpus: too old; fix: install a torch")
     assert (

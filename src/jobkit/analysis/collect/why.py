@@ -50,7 +50,7 @@ def breakdown(whys: Iterable[Record], windows: Iterable[Record] = ()) -> Row:
     mean = _means(list(means.values()))
     wall, compute, communication, data, host = mean
     iteration = statistics.fmean(max(r.parts[j][0] for r in ranks.values()) for j in typical)
-    slow_s, more_data_s, typical_s = _over_the_run(windows, data)
+    slow_s, more_data_s = _over_the_run(windows, data)
     useful = {rank: m[1] + m[4] for rank, m in means.items()}
     waits = {rank: [r.waits[j] for j in typical] for rank, r in ranks.items()}
     waiting = min(statistics.fmean(w for own in waits.values() for w in own), communication)
@@ -87,7 +87,6 @@ def breakdown(whys: Iterable[Record], windows: Iterable[Record] = ()) -> Row:
         "slow_steps_s": slow_s,
         "profiled_steps": len(typical),
         "ranks": len(ranks),
-        "profiling_share": iteration / typical_s - 1 if typical_s else None,
     }
     if late:
         first = late.pop("ranks")
@@ -192,15 +191,15 @@ def _means(rows: Sequence[Sequence[float]]) -> list[float]:
     return [statistics.fmean(column) for column in zip(*rows, strict=True)]
 
 
-def _over_the_run(windows: Iterable[Record], data: float) -> tuple[float, float, float | None]:
-    """Seconds of a step over the whole run: of rare slow ones, of data wait beyond that of the
-    profiled steps, and of a typical step."""
+def _over_the_run(windows: Iterable[Record], data: float) -> tuple[float, float]:
+    """Seconds of a step over the whole run: of rare slow ones, and of data wait beyond that of the
+    profiled steps."""
     compared = [
         w for w in windows
         if not w.get("warmup") and w.get("steps") and w.get("wall_s") and w.get("step_p50_s")
     ]  # fmt: skip
     if not compared:
-        return 0.0, 0.0, None
+        return 0.0, 0.0
     steps = sum(w["steps"] for w in compared)
     mean = sum(w["wall_s"] for w in compared) / steps
     middle = sorted((w["step_p50_s"], w["steps"]) for w in compared)
@@ -215,7 +214,7 @@ def _over_the_run(windows: Iterable[Record], data: float) -> tuple[float, float,
     waited = sum(w.get("data_wait_s") or 0.0 for w in compared) / steps
     more_data = max(0.0, waited - data)
     slow = max(0.0, mean - usual / steps - more_data)
-    return slow, more_data, typical
+    return slow, more_data
 
 
 def _lateness(waits: Mapping[Any, Sequence[float]]) -> dict[Any, list[float]]:
