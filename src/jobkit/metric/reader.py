@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 from jobkit.metric.kinds import TAG, Record, finite
 
 _TAG = TAG.encode()
+_MAX_INT = 1 << 63
 _MAX_LINE = 1 << 20  # bytes of a line that are looked at together
 _CRC = re.compile(rb',"crc":"([0-9a-f]{8})"\}')
 _COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
@@ -42,23 +43,32 @@ class Rejected:
 
 
 def scan(
-    stream: BinaryIO, *, seen: set[bytes] | None = None, loads: Loads = json.loads
+    stream: BinaryIO,
+    *,
+    seen: set[bytes] | None = None,
+    loads: Loads = json.loads,
+    start: re.Pattern[bytes] | None = None,
 ) -> Iterator[Record | Rejected]:
     """Yield every record in a log, and every tagged place without one, in order.
 
     seen: the writer's lines that were read before; they are skipped, and those read here are added.
-    loads: decodes one JSON object of our writer.
+    loads: decodes one JSON object of our writer. start: finds the line at the start of an attempt,
+    and in its first group the number: another program's records get it.
     """
     offset = 0
+    attempt: int | None = None
     for line in _lines(stream):
         before, *parts = line.split(_TAG)
         offset += len(before)
+        if start and (mark := start.search(before)):
+            attempt = int(mark[1])
         for part in parts:
             record = _read(part, seen, loads) if part.strip() else "nothing behind the tag"
             if isinstance(record, str):
                 yield Rejected(offset, len(_TAG) + len(part), record)
             elif record:
-                yield record
+                foreign = attempt is not None and "v" not in record
+                yield {**record, "attempt": attempt} if foreign else record
             offset += len(_TAG) + len(part)
 
 
@@ -171,9 +181,12 @@ def _value(word: str) -> Any:
 def _foreign(record: Record) -> Record | str:
     """A record of another program, with its epoch as a whole number; the reason if that is none.
 
-    A number that is not finite is None.
+    A number that is not finite or that 64 bits do not hold is None.
     """
-    record = finite(record)
+    record = {
+        key: None if type(value) is int and abs(value) >= _MAX_INT else value
+        for key, value in finite(record).items()
+    }
     if "epoch" not in record:
         return record
     epoch = record["epoch"]

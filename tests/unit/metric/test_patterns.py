@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jobkit.analysis.collect.lines import matches, observed_lines, observed_metrics
-from jobkit.analysis.collect.records import RunRecords
+from jobkit.analysis.collect.records import RunRecords, read_log
 from jobkit.analysis.collect.rows import unused_lines
 from jobkit.analysis.collect.steps import Observed, rate_row, step_rows
 from jobkit.analysis.log_options import try_pattern
@@ -223,7 +223,39 @@ def test_an_index_that_begins_again_without_an_epoch_is_told() -> None:
         "40 lines of pattern own with the index of an earlier step are not used"
     )
     twice = observed_of(line, of_epochs(0, 1) * 2, ranks=2)  # as two ranks print it
-    assert len(twice.steps) == 20 and unused(twice).startswith("20 lines of pattern own with the")
+    assert unused(twice) == "" and len(twice.steps) == 20
+
+
+STEP = r"step (?P<step>\d+) (?P<step_time_s>[\d.]+) s|epoch (?P<epoch>\d+)|(?P<val_loss>v)"
+
+
+def steps(*numbers: int, text: str = "step {} 1 s\n") -> str:
+    return "".join(map(text.format, numbers))
+
+
+@pytest.mark.parametrize(
+    ("log", "ranks", "used"),
+    [
+        (steps(*range(1, 41), *range(31, 61)), 1, 60),  # after a restart
+        ("".join(steps(*range(n, n + 100)) * 2 for n in range(1, 1000, 100)), 2, 1000),
+        ("".join(steps(n) * 7 + steps(max(1, n - 5)) for n in range(1, 51)), 8, 50),
+        ("".join(f"epoch {n}\n" + steps(*range(n * 9, n * 9 + 9)) for n in range(4)), 1, 36),
+    ],
+)
+def test_lines_of_other_ranks_and_after_a_restart_are_read(log: str, ranks: int, used: int) -> None:
+    assert len(observed_of(STEP, log, ranks=ranks).steps) == used
+
+
+def test_foreign_lines_after_a_restart_are_of_the_next_attempt(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    text = "[METRIC] step={} step_time_s=%s\n"
+    one, two = steps(1, 2, 3, text=text % 9), steps(*range(1, 21), text=text % 1)
+    long = '[METRIC] {"step":21,"step_time_s":1' + "0" * 400 + "}\n"
+    log.write_text(
+        "".join(f"[jobkit] start: attempt {n} of x\n{t}" for n, t in enumerate((one, two + long)))
+    )
+    observed = observed_metrics(read_log(log).foreign, 1, {})
+    assert observed and [o.attempt for o in observed.steps] == [0] * 3 + [1] * 20
 
 
 @pytest.mark.parametrize("bad", [-1, 0, float("nan"), float("inf"), True])

@@ -1,13 +1,13 @@
 """Observations from what a program printed: lines by a pattern, or [METRIC] key=value lines.
 
 A log may have more than one training in it, and each line more than once. Where the index of the
-steps falls back the lines before it alone are read, and it is said.
+steps falls back and the speed is another, the lines before it alone are read, and it is said.
 """
 
 import io
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median, median_low
@@ -25,8 +25,9 @@ from jobkit.outcome.evidence import START_MARK
 METRIC_LINES = "metric lines"  # the source of key=value lines
 LONGEST_LINE = 8192  # characters of a line that a pattern is tried on
 TIMEOUT_S = 2.0  # of one expression on one line
+SAME_SPEED = 1.05  # times as slow at most: other ranks' lines, or those after a restart
 SLOW = 5  # times the median: a step with an evaluation or a checkpoint in it
-_ATTEMPT = re.compile(rf"{re.escape(START_MARK)}: attempt ([0-9]{{1,9}})\b")
+ATTEMPT = re.compile(rf"{re.escape(START_MARK)}: attempt ([0-9]{{1,9}})\b")
 # A comma or _ divides thousands. A decimal comma is not read: 0,031 is no number.
 _NUMBER = re.compile(
     r"[+-]?(?:(?:[1-9][0-9]{0,2}(?:(?:,[0-9]{3})+|(?:_[0-9]{3})+)|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)"
@@ -48,7 +49,7 @@ def matches(stream: BinaryIO, pattern: Pattern) -> Iterator[tuple[int, int, Mapp
     expressions = [regex.compile(text) for text in pattern.lines]
     attempt = 0
     for place, line, whole in _lines(stream):
-        if mark := _ATTEMPT.search(line):
+        if mark := ATTEMPT.search(line):
             attempt = int(mark[1])
         try:
             found = (e.search(line, timeout=TIMEOUT_S) for e in expressions)
@@ -108,7 +109,8 @@ def observed_lines(
     not_taken += doubts
     if pattern.spans == "step":
         times = [o.time_s or (1 / o.rate if o.rate else 0) for o in steps if not o.warmup]
-        slow = [t for t in times if t > SLOW * median(times)]
+        usual = median(times) if times else 0
+        slow = [t for t in times if t > SLOW * usual]
         if sum(slow) > 0.05 * (sum(times) - sum(slow)):
             count = f"{counted(len(slow), 'line')} of {source}"
             why = f"with a step of over {SLOW} times the median, as with an evaluation in it"
@@ -149,7 +151,9 @@ def observes(record: Record) -> bool:
 
 def _of_record(record: Record, ranks: int | None, wanted: str | None = None) -> Observation:
     values = {k: v for k, v in record.items() if k not in _OWN_KEYS}
-    return _observation(values, False, ranks, wanted)
+    attempt = record.get("attempt")
+    attempt = attempt if type(attempt) is int else 0
+    return _observation(values, False, ranks, wanted, attempt)
 
 
 def _observation(
@@ -203,30 +207,49 @@ def _first_training(
 ) -> tuple[list[Observation], list[str]]:
     """The observations that say a time or a rate, each step once; a sentence on others.
 
-    They end where the index of the steps falls back. Lines of several ranks overtake each other by
-    a step or two, and of the lines of a step the first counts.
+    Where the index of the steps falls back a second training may begin: at another speed they end
+    there. At the same one it is this training, of other ranks or after a restart. Lines of several
+    ranks overtake each other by a step or two, and of the lines of a step the first counts.
     """
+    measured = [line for line in lines if line.time_s or line.rate]
+    # Other lines, as of an evaluation, may have an index of their own.
+    indexed = [o for o in measured if o.step is not None] or lines
     newest: list[tuple[float, ...]] = []  # how far the training was, at most
     overtaking = 1 if ranks == 1 else 3
-    first: dict[object, Observation] = {}
-    end = len(lines)
-    for place, line in enumerate(lines):
+    later: list[Observation] = []
+    for line in indexed:
         if line.step is not None or line.epoch is not None:
             at = line.attempt, -1 if line.epoch is None else line.epoch, line.step or 0
             if len(newest) == overtaking and at < newest[0]:
-                end = place
+                end = next(n for n, other in enumerate(lines) if other is line)
+                later = [o for o in lines[end:] if o.time_s or o.rate]
                 break
             newest = sorted({*newest, at})[-overtaking:]
-        if line.time_s or line.rate:
-            key = place if line.step is None else (line.attempt, line.epoch, line.step)
-            first.setdefault(key, line)
-    later = sum(bool(line.time_s or line.rate) for line in lines[end:])
+    before = measured[: len(measured) - len(later)]
+    if later and not before:
+        return later, [f"the rate is of the second training in this log: {source} has no other"]
+    if later:
+        fast, slow = sorted(  # the median time of a step, without the first line
+            median(o.time_s or 1 / (o.rate or 1) for o in (part[1:] or part))
+            for part in (before, later)
+        )
+        if slow <= SAME_SPEED * fast:
+            before, later = measured, []
+    first: dict[object, Observation] = {}
+    lines_of: dict[object, list[Observation]] = defaultdict(list)
+    for place, line in enumerate(before):
+        key = place if line.step is None else (line.attempt, line.epoch, line.step)
+        first.setdefault(key, line)
+        lines_of[key].append(line)
+    # More lines of a step than there are ranks, and no copies: of another epoch or training.
+    again = [same for same in lines_of.values() if ranks and len(same) > ranks]
+    unused = len(later) or sum(len(same) - 1 for same in again if any(o != same[0] for o in same))
     doubt = (
-        f"{counted(later, 'line')} of {source} with the index of an earlier step are not used. "
+        f"{counted(unused, 'line')} of {source} with the index of an earlier step are not used. "
         "Where the index begins again in each epoch, name the epoch's group epoch; else it is a "
         "second training in this log"
     )
-    return list(first.values()), [doubt] if later else []
+    return list(first.values()), [doubt] if unused else []
 
 
 def _with_steps(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import orjson
 
-from jobkit.analysis.collect.lines import with_numbers
+from jobkit.analysis.collect.lines import ATTEMPT, with_numbers
 from jobkit.files import file_names, is_regular
 from jobkit.metric import reader
 from jobkit.metric.kinds import Record
@@ -25,6 +25,7 @@ from jobkit.paths import RunPaths
 UNREADABLE = "cannot be read: "  # begins the reason of such a file
 # ATTEMPT.jsonl of rank 0; ATTEMPT.rRANK.jsonl, .s and .w: windows, samples and causes of any rank.
 _NAME = re.compile(r"([0-9]{1,9})(?:\.[rsw]([0-9]{1,9}))?\.jsonl")
+_START = re.compile(ATTEMPT.pattern.encode())
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,8 @@ def _end_of_first(records: list[Record]) -> int:
                 again |= first.setdefault(record["attempt"], record) != record
         elif (epoch := epoch_of(record)) is not None:
             known = first.setdefault(("epoch", epoch, record.get("rank")), record)
-            changed = any(known[name] != record[name] for name in known.keys() & record.keys())
+            names = known.keys() & record.keys() - {"attempt"}
+            changed = any(known[name] != record[name] for name in names)
             again = epoch < newest and changed
             newest = max(newest, epoch)
         else:
@@ -215,10 +217,12 @@ def _read(
 
 def _items(path: Path, study: Path, seen: set[bytes] | None) -> Iterator[Record | Rejected]:
     """The records and the rejected lines of a file; one more of these where it cannot be read."""
-    scan = reader.read_file if path.suffix == ".jsonl" else reader.scan
     try:
         with open_log(path, study) as stream:
-            yield from scan(stream, seen=seen, loads=orjson.loads)
+            if path.suffix == ".jsonl":
+                yield from reader.read_file(stream, seen=seen, loads=orjson.loads)
+            else:
+                yield from reader.scan(stream, seen=seen, loads=orjson.loads, start=_START)
     except OSError as error:
         yield Rejected(-1, 0, f"{UNREADABLE}{error.strerror or error}")
 
