@@ -104,13 +104,16 @@ def test_the_study_file_in_it_plans_the_same_runs(tmp_path: Path) -> None:
         "python run_benchmarks.py --study s.toml",
         "./plot_results.sh s --work '90 epochs'",
     ]
+    results.paths.given_logs.write_text("{}")  # of logs that exist already: collected is this once
+    assert commands(results).splitlines()[-1] == "python plot_results.py s"
 
 
 def test_a_forecast_is_marked_wherever_it_stands(capsys, monkeypatch) -> None:
     shown = [one for one in figures.FIGURES if one.name == "speed_up"]
     monkeypatch.setattr(figures, "FIGURES", shown)  # the others do not know of it
     whole_study(strategies=("ddp", "fsdp"), gpus=(1, 2, 4))
-    given = ["s", "--min-efficiency", "0.6", "--forecast", "8", "16", "4096"]
+    options = ["--collect", "--apart", "--min-efficiency", "0.6"]
+    given = ["s", *options, "--forecast", "8", "16", "4096"]
     assert plot_main(given) == 0
     said, warned = capsys.readouterr()
     assert said.count("forecast (not measured): ") == 4
@@ -123,7 +126,7 @@ def test_a_forecast_is_marked_wherever_it_stands(capsys, monkeypatch) -> None:
     assert widths[1] > widths[0]
     page = (folder / "report.html").read_text()
     assert "Forecast: not measured" in page
-    assert "plot_results.sh s --forecast 8 16 4096 --min-efficiency 0.6" in page
+    assert "plot_results.sh s --apart --forecast 8 16 4096 --min-efficiency 0.6" in page
     # Without one, nothing of the old one is left.
     assert plot_main(["s"]) == 0
     assert not (folder / "forecast.csv").exists()

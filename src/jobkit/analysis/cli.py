@@ -157,7 +157,7 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
     text = "parallel efficiency of the size that the report recommends (default %(default)s)"
     add("--min-efficiency", type=share, default=MIN_EFFICIENCY, metavar="SHARE", help=text)
     text = "links that jobkit comm measured, on one size or on several, for --forecast"
-    add("--comm", type=Path, nargs="+", default=[], metavar="COMM.json", help=text)
+    add("--comm", type=Path, nargs="+", default=[], metavar="COMM.csv", help=text)
     text = "a run's work, as '300e9 tokens' or '90 epochs': GPU-hours and node-hours of it all"
     add("--work", metavar="AMOUNT", help=text)
     add("--runs", type=count, default=1, metavar="N", help="runs of --work (default 1)")
@@ -192,7 +192,7 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
     options: list[str] = []
     for name, value in vars(args).items():
         if name not in ("study", "out", "collect", "open") and value != parser.get_default(name):
-            values = value if isinstance(value, list) else [value]
+            values = value if isinstance(value, list) else [] if value is True else [value]
             options += [f"--{name.replace('_', '-')}", *map(str, values)]
     report = _draw(results, args, options)
     on_mac = sys.platform == "darwin"

@@ -160,7 +160,7 @@ def read_csv(path: Path) -> list[Sample]:
     read: dict[type | str, Any] = {int: int, float: float, str: str}
     read[bool] = {"true": True, "false": False}.__getitem__
     try:
-        return [
+        samples = [
             Sample(**{f.name: read[f.type](row[f.name]) for f in fields(Sample)})
             for row in csv.DictReader(io.StringIO(read_text(path), newline=""))
         ]
@@ -168,3 +168,7 @@ def read_csv(path: Path) -> list[Sample]:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
     except (KeyError, TypeError, ValueError, csv.Error):
         raise UsageError(f"{path} is no comm.csv of `python -m jobkit comm`") from None
+    for s in samples:
+        if not all(0 < t < math.inf for t in (s.time_s, s.time_low_s, s.time_high_s)):
+            raise UsageError(f"{path}: {s.operation} of {s.bytes} bytes has a time that is none")
+    return samples

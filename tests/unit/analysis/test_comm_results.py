@@ -80,6 +80,10 @@ def test_files_are_read_as_they_were_written_and_others_refused(tmp_path: Path) 
         table.write_text(text)
         with pytest.raises(UsageError, match=r"is no comm\.csv"):
             comm.read_csv(table)
+    for time in ("0.0", "nan", "inf"):
+        table.write_text(comm.to_csv(samples).replace(repr(samples[-1].time_s), time))
+        with pytest.raises(UsageError, match="has a time that is none"):
+            comm.read_csv(table)
     with pytest.raises(UsageError, match="cannot read"):
         comm.read_csv(tmp_path / "absent")
 

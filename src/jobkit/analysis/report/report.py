@@ -166,7 +166,9 @@ def commands(results: Results, options: Sequence[str] = ()) -> str:
     """The commands that run the study again and make this report; options: of plot_results.py."""
     name = shlex.quote(results.name)
     lines = [f"python run_benchmarks.py --study {name}.toml"] if study_file(results) else []
-    return "\n".join([*lines, " ".join(["./plot_results.sh", name, *map(shlex.quote, options)])])
+    # plot_results.sh collects first, which a study of given logs has done.
+    plot = "python plot_results.py" if results.paths.given_logs.exists() else "./plot_results.sh"
+    return "\n".join([*lines, " ".join([plot, name, *map(shlex.quote, options)])])
 
 
 def facts(results: Results) -> list[tuple[str, str]]:

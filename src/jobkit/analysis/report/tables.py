@@ -58,7 +58,7 @@ def proposal_table(
     start_up = ", start-up included" * (per == "per run")  # nothing but its wall time is known
     columns = {
         "series": [s.series for s in sizes],
-        "scaling": [s.scaling or NONE for s in sizes] if len(scalings) > 1 and not terminal else [],
+        "scaling": [s.scaling or NONE for s in sizes] if len(scalings) > 1 else [],
         unit: [say(s.devices or s.world_size) for s in sizes],
         "nodes": cells("nodes", "{}") if any((s.nodes or 1) > 1 for s in sizes) else [],
         "runs ok": [f"{s.runs_ok} of {s.runs_planned}" for s in sizes],

@@ -1,7 +1,5 @@
 """Tables with the documented columns and types: from rows, to CSV and back."""
 
-import csv
-import io
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
@@ -24,6 +22,7 @@ _DTYPES |= {frozenset(kinds): NUMBER for kinds in ([float], [int, float], [])}
 _TOO_LARGE = 1 << 63  # of a number of 64 bits
 _MAX_BYTES = 1 << 31  # of a table
 # A spreadsheet takes a text that begins so for a formula; the later four are of full width.
+_QUOTED = frozenset(',;"\t\r\n')  # ; divides the cells of a spreadsheet with decimal commas
 _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
@@ -86,21 +85,25 @@ def save_table(path: Path, table: pd.DataFrame) -> None:
     A text that a spreadsheet would take for a formula gets an apostrophe before it: names and
     messages come from logs, which anybody may have written.
     """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_cell(str(name)) for name in table.columns)
-    columns = [
-        map(_cell, values) if table.dtypes.iloc[place] == TEXT else values
-        for place, values in enumerate(_values(column) for _, column in table.items())
-    ]
-    writer.writerows(zip(*columns, strict=True))
-    save(path, text.getvalue())
+    head = ",".join(_cell(str(name)) for name in table.columns)
+    lines = zip(*(_cells(column) for _, column in table.items()), strict=True)
+    save(path, "\n".join([head, *map(",".join, lines), ""]))
 
 
-def _cell(text: str | None) -> str | None:
-    """A text as a spreadsheet shows it."""
-    is_formula = text and text.startswith(_FORMULA) and not text.lstrip("-").isdecimal()
-    return f"'{text}" if is_formula else text
+def _cells(column: pd.Series) -> list[str]:
+    """The cells of a column in a CSV file."""
+    values = _values(column)
+    if column.dtype == NUMBER:
+        return ["" if value is None else repr(value) for value in values]
+    known = {value: "" if value is None else _cell(str(value)) for value in {*values}}
+    return [known[value] for value in values]
+
+
+def _cell(text: str) -> str:
+    """A text as a spreadsheet shows it, in quotes where it has what may divide cells."""
+    is_formula = text.startswith(_FORMULA) and not text.lstrip("-").isdecimal()
+    safe = f"'{text}" if is_formula else text
+    return '"' + safe.replace('"', '""') + '"' if _QUOTED.intersection(safe) else safe
 
 
 def read_table(path: Path, columns: tuple[Column, ...], within: Path | None = None) -> pd.DataFrame:
