@@ -12,7 +12,7 @@ import pytest
 
 from jobkit.errors import UsageError
 from jobkit.launch import local
-from jobkit.launch.command import local_command
+from jobkit.launch.command import LaunchRequest, local_command
 from jobkit.outcome.state import run_state
 from jobkit.paths import read_json
 from jobkit.spec.study import Plan, Study
@@ -115,6 +115,12 @@ ON_CPU = "1 GPU for up to 2 ranks: runs with more ranks than GPUs compute on the
 
 def plan(device: str) -> Plan:
     return Study(name="s", strategies=("ddp",), gpus=(1, 2), settings={"device": device}).expand()
+
+
+def test_the_second_of_two_launches_at_once_says_who_was_first(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "exit 0")
+    with local.held(plan.paths), pytest.raises(UsageError, match="s is being run by another one"):
+        local.start(plan, [], LaunchRequest())
 
 
 def test_what_too_few_gpus_mean_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
