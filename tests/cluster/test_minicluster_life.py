@@ -97,4 +97,6 @@ def test_up_killed_midway(folder: Path, door, signum: int) -> None:
     if signum == signal.SIGKILL:
         assert len(traces(folder)) > 1
         assert door("down", directory=folder).returncode == 0
+    else:
+        assert running.returncode == 128 + signum
     assert traces(folder) == []

@@ -1,6 +1,7 @@
 """Whether ranks work together is seen in real processes: copies, connections, shared memory."""
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -102,3 +103,12 @@ def test_copies_are_said_after_some_looks_and_nothing_of_one_rank(started, monke
     clock[0] += together.LAST_LOOK_S
     single.look()
     assert single.found is None
+
+
+def test_all_addresses_of_a_node_are_known(monkeypatch) -> None:
+    kind = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
+    found = [(*kind, (address, 0)) for address in ("10.0.0.2", "192.168.1.2")]
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n2")
+    monkeypatch.setattr(together.slurm_jobs, "output", lambda _: "n2\n")
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: found)
+    assert together._addresses_of_job.__wrapped__() == {"0200000A", "0201A8C0"}

@@ -5,6 +5,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jobkit.outcome import logs
 from jobkit.outcome.evidence import START_MARK, clean, find_sign, of_newest, went_on, with_hint
 from jobkit.outcome.logs import Tail, read_tail
 
@@ -106,6 +107,13 @@ def test_a_tail_is_the_end_of_the_file_with_its_line_numbers(tmp_path_factory, d
     shown = [text for _, text in found.lines]
     assert shown == lines[len(lines) - len(shown) :] or not data
     assert not found.whole or [n for n, _ in found.lines] == [*range(1, len(shown) + 1)]
+
+
+def test_of_very_many_lines_the_last_are_kept_with_their_numbers(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(logs, "_MAX_LINES", 2)
+    (tmp_path / "train.log").write_text("a\nb\nc\nd")
+    assert read_tail(tmp_path / "train.log").lines == [(3, "c"), (4, "d")]
+    assert read_tail(tmp_path / "train.log", 3).lines == [(1, "d")]
 
 
 @given(st.text(max_size=2000))
