@@ -87,6 +87,21 @@ def test_the_cost_of_a_node_boundary_is_held() -> None:
     assert strong.rate(32)[0] < 0.8 * seen.rate(32)[0]
     assert strong.rate(32)[1] < 768 * 4 / 2.2 < strong.rate(32)[2]
     assert seen.rate(32)[2] / seen.rate(32)[1] < told.rate(32)[2] / told.rate(32)[1]
+    # Measured one to a node, though a node has room for eight.
+    rates, places = [196.0, 388, 768], {2: 2, 4: 4, 8: 8}
+    _, low, high = Prediction([2, 4, 8], rates, per_node=8, nodes=places).rate(16)
+    assert low < 1500 < high
+
+
+def test_a_measured_size_sends_between_the_nodes_that_it_was_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fake_study, "rate", modelled)
+    whole_study("s", strategies=("ddp",), gpus=("1x1", "2x1", "4x1"), repeats=3)
+    (found,) = forecasts(collect("s", write=False), (8,), per_node=4, links=LINKS)
+    assert found.prediction and found.prediction.sent and found.prediction.nodes[4] == 4
+    slow = seconds([Message("all_reduce", 620362 * 4, Scope(4, 4))], LINKS)
+    assert found.prediction.sent(4) * BATCH / modelled(RunSpec()) == pytest.approx(slow, rel=0.02)
 
 
 def test_hidden_communication_surfaces_in_strong_scaling() -> None:

@@ -205,6 +205,11 @@ def test_a_rate_that_each_rank_prints_is_of_one_or_of_all_and_not_compared() -> 
     assert set(found.scaling["scaling"]) == {"weak"}
 
 
+def test_a_pattern_that_was_given_counts_before_the_windows_of_a_log() -> None:
+    found = collected("--pattern", "nanogpt", gpu1=nanogpt(250.0) + meter(1))
+    assert found.runs["step_time_s"].tolist() == pytest.approx([0.25])
+
+
 def test_the_values_of_an_epoch_are_columns_and_identify_nothing() -> None:
     values = {"bleu": 12.5, "val_loss": 9.0, "run_id": 7, "images_per_s": 5.0, "world_size": 3}
     found = collected(gpu1=meter(1, epoch={"epoch": 0, "val_loss": 0.25, "values": values}))

@@ -88,7 +88,8 @@ def _read(run_id: str, path: Path, logs: GivenLogs) -> dict[str, Any]:
         known = {k: v for k, v in numbers.items() if type(v) is int and v > 0}
         size = _shape(known, logs.ranks_per_node)
     # Of several ranks a log has the windows of rank 0 alone.
-    observed = observed_of(path, _ANYWHERE, records, logs, pattern, size.get("world_size"))
+    ranks = size.get("world_size")
+    observed = observed_of(path, _ANYWHERE, records, logs, pattern, ranks, by_pattern=True)
     row = result_row(spec, RunState(status="ok"), records, observed)
     row |= size or dict.fromkeys(("nodes", "ranks_per_node", "world_size"))
     row |= {"attempts": None, "evidence_file": path.name}

@@ -68,23 +68,26 @@ def observed_of(
     planned: object,
     pattern: Pattern | None,
     ranks: int | None,
+    *,
+    by_pattern: bool = False,
 ) -> Observed | None:
     """What was observed of the steps of a run; None where nothing was.
 
     within: the folder out of which no link may lead. planned: an object with the unit,
-    work_per_step and warmup_steps that were stated, as far as it has them.
+    work_per_step and warmup_steps that were stated, as far as it has them. by_pattern: what the
+    pattern finds counts alone, whatever else there is.
     """
     stated = {n: getattr(planned, n, None) for n in ("unit", "work_per_step", "warmup_steps")}
     windows = records.of_all_ranks("window")
     by_meter = observed_windows(windows, records.last("run_start"), stated, ranks)
     by_lines = None
-    if pattern and (by_meter is None or by_meter.source == "auto"):
+    if pattern and (by_pattern or by_meter is None or by_meter.source == "auto"):
         try:
             with open_log(log, within) as stream:
                 by_lines = observed_lines(matches(stream, pattern), pattern, ranks, stated)
         except OSError:
             pass  # the reader of records says why
-    if by_lines and by_lines.steps:
+    if by_lines and (by_lines.steps or by_pattern):
         return by_lines
     best = by_meter or observed_metrics(records.foreign, ranks, stated)
     if best and by_lines:

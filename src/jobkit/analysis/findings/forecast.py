@@ -114,8 +114,9 @@ def _forecast(
             sent = _sent_share(results, curve, links, per_node, beyond[-1]) if links else None
         except UsageError as error:
             unknown = f"{series}: no measured links in its forecast: {error}"
+        nodes = {s.world_size or 0: s.nodes or 1 for s in curve}
         ranks, rates = [n for n, _ in sound], [rate for _, rate in sound]
-        made = Prediction(ranks, rates, curve[0].scaling or "strong", per_node, sent)
+        made = Prediction(ranks, rates, curve[0].scaling or "strong", per_node, sent, nodes)
     except UsageError as error:
         return replace(forecast, reasons=(f"{series}: {error}",))
     refusals = {n: made.refused(n) for n in beyond}
@@ -247,6 +248,7 @@ def _sent_share(
     last: the largest size that is asked for. Raises UsageError where it is not known.
     """
     first, run_id = curve[0], curve[0].ok_runs[0]
+    places = {s.world_size: (s.nodes or 1, s.ranks_per_node or 1) for s in curve}
     spec = read_run_spec(results.paths.run(run_id).folder)
     settings = {**(spec.to_dict() if spec else {}), **results.rows[run_id]}
     if not first.global_batch_size or not first.throughput:
@@ -256,7 +258,8 @@ def _sent_share(
     def share(ranks: float) -> float:
         n = max(1, round(ranks))
         full = min(per_node or n, n)
-        place = {"nodes": math.ceil(n / full), "ranks_per_node": full, "world_size": n}
+        nodes, each = places.get(n) or (math.ceil(n / full), full)
+        place = {"nodes": nodes, "ranks_per_node": each, "world_size": n}
         return seconds(messages(settings | place), links) / step_s
 
     for n in (*(s.world_size or 1 for s in curve), last):

@@ -26,7 +26,7 @@ scaling were chosen by published tables (tests/bench/published.csv).
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,8 +72,9 @@ class Prediction:
 
     scaling: strong or weak. per_node: ranks of a full node; None: not known, and every size is on
     one node. sent: the time of the messages of a step at a size, over the time of a step at the
-    smallest one, where links were measured. Raises UsageError for fewer than three different sizes
-    and for a rate that is no number above 0.
+    smallest one, where links were measured. nodes: of each measured size; default: as few as
+    possible. Raises UsageError for fewer than three different sizes and for a rate that is no
+    number above 0.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Prediction:
         scaling: str = "strong",
         per_node: int | None = None,
         sent: Callable[[float], float] | None = None,
+        nodes: Mapping[int, int] | None = None,
     ) -> None:
         different = sorted(set(sizes))
         if len(different) < MIN_SIZES:
@@ -98,6 +100,7 @@ class Prediction:
             per_node,
             sent,
         )
+        self.nodes = dict(nodes or {})
         self.doublings = np.log2(np.asarray(different) / different[0])
         self.counts = np.asarray([len(group) for group in groups], float)
         self.means = np.asarray([group.mean() for group in groups])
@@ -130,10 +133,14 @@ class Prediction:
             f"{name} (at most {MAX_FACTOR:g}): measure larger sizes, or more repeats"
         )
 
+    def _nodes_of(self, ranks: float) -> int:
+        fewest = math.ceil(ranks / (self.per_node or ranks))
+        return self.nodes.get(int(ranks), fewest) if ranks == int(ranks) else fewest
+
     def _shape(self, points: Values, ranks: float) -> Values:
         """Log efficiency over the smallest size by each point's law, of shape (points,)."""
         base, m = self.sizes[0], ranks / self.sizes[0]
-        first, nodes = (math.ceil(n / (self.per_node or n)) for n in (base, ranks))
+        first, nodes = self._nodes_of(base), self._nodes_of(ranks)
         q, e = np.exp(points[:, [RING, NODES]]).T
         if self.strong:
             e = e * q
