@@ -100,6 +100,7 @@ def test_resnet18_keeps_small_images_large() -> None:
     [
         ("no_such_module:f", "No module named 'no_such_module'"),
         ("own_models:absent", "has no attribute 'absent'"),
+        ("builtins:dict", "made a dict, not a torch.nn.Module"),
         ("own_models:number", "number is not a function or class"),
         ("own_models:greedy", "missing a required argument: 'depth'"),
         ("own_models:nothing", "made a NoneType, not a torch.nn.Module"),

@@ -189,18 +189,24 @@ def measure_all(group: Group, request: Request, report: Reporter) -> list[Sample
     report.say(HEAD)
     for operation in request.operations:
         for scope, ranks in teams(operation, place).items():
-            inner = None if scope == "all" else dist.new_group(ranks)  # every rank must call this
+            # Every rank must call this.
+            inner = None if scope == "all" else dist.new_group(ranks, timeout=group.timeout)
             nodes = place.nodes if scope == "all" else 1 + (scope == "inter_node")
-            for size in sizes if place.rank in ranks else ():
-                tried = Exchange(operation, size, ranks, place.rank, group.device, inner)
-                times, right = tried.measure(request.iterations)
-                done = sample(operation, scope, len(ranks), nodes, tried.bytes, times, right)
-                samples.append(done)
-                report.record("comm", **asdict(done))
-                report.say(line(done))
-                if done.time_s > _MAX_S and size < sizes[-1]:
-                    took = say_seconds(done.time_s)
-                    report.warn(f"{operation} stops at {say_bytes(size)}, which takes {took}")
+            for size in sizes:
+                slow = False
+                if place.rank in ranks:
+                    tried = Exchange(operation, size, ranks, place.rank, group.device, inner)
+                    times, right = tried.measure(request.iterations)
+                    done = sample(operation, scope, len(ranks), nodes, tried.bytes, times, right)
+                    samples.append(done)
+                    report.record("comm", **asdict(done))
+                    report.say(line(done))
+                    slow = done.time_s > _MAX_S and size < sizes[-1]
+                    if slow:
+                        took = say_seconds(done.time_s)
+                        report.warn(f"{operation} stops at {say_bytes(size)}, which takes {took}")
+                # Ranks outside a pair wait here at each size: all sizes might be a timeout.
+                if any(group.gather(slow)):
                     break
     return samples
 
@@ -212,8 +218,11 @@ def free_bytes(device: torch.device, ranks: int) -> int:
     """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    (text,) = [x for x in Path("/proc/meminfo").read_text().splitlines() if "MemAvailable" in x]
-    return int(text.split()[1]) * 1024 // ranks
+    for text in Path("/proc/meminfo").read_text().splitlines():
+        if text.startswith("MemAvailable:"):
+            return int(text.split()[1]) * 1024 // ranks
+    # Some containers' file lacks it; this is without what caches would give back.
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // ranks
 
 
 def line(result: Sample) -> str:

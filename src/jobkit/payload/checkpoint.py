@@ -261,6 +261,8 @@ def own_tensors(trainer: "Trainer") -> dict[str, Tensor]:
     tensors[CPU_STATE] = torch.get_rng_state()
     if strategy.device.type == "cuda":
         tensors[GPU_STATE] = torch.cuda.get_rng_state(strategy.device)
+        for gpu in range(1, strategy.devices):  # dp drives several
+            tensors[f"{GPU_STATE}.{gpu}"] = torch.cuda.get_rng_state(gpu)
     tensors[LOSS_SUM] = trainer.loss_sum
     return tensors
 

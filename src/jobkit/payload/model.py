@@ -88,7 +88,10 @@ def _own(name: str, num_classes: int) -> nn.Module:
         raise UsageError(f"--model {name}: {error} (looked in the current folder too)") from None
     if not callable(factory):
         raise UsageError(f"--model {name}: {factory_name} is not a function or class")
-    signature = inspect.signature(factory)
+    try:
+        signature = inspect.signature(factory)
+    except ValueError:  # of C code, which does not say
+        signature = inspect.Signature()
     words = {"num_classes": num_classes} if "num_classes" in signature.parameters else {}
     try:
         signature.bind(**words)

@@ -189,10 +189,13 @@ def _load(
         torch.set_rng_state(own[CPU_STATE])
     if strategy.device.type == "cuda" and GPU_STATE in own:
         torch.cuda.set_rng_state(own[GPU_STATE], strategy.device)
+        for gpu in range(1, strategy.devices):
+            if (name := f"{GPU_STATE}.{gpu}") in own:
+                torch.cuda.set_rng_state(own[name], gpu)
     trainer.loss_sum = own[LOSS_SUM].to(trainer.loss_sum)
     if not same:
         seed, iteration = trainer.spec.seed + trainer.spec.repeat, manifest.progress.iteration
-        seed_rank(seed, rank, iteration)
+        seed_rank(seed, rank, strategy.devices, iteration)
 
 
 def _prime(trainer: "Trainer") -> None:

@@ -183,7 +183,7 @@ def build_trainer(
     )
     if spec.speed_run:
         Lookahead(trainer)
-    seed_rank(seed, place.rank)
+    seed_rank(seed, place.rank, strategy.devices)
     return trainer
 
 

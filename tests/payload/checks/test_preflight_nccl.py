@@ -60,9 +60,10 @@ def test_the_log_is_a_file_of_this_process_and_a_users_own_is_left(tmp_path: Pat
     assert environ["NCCL_DEBUG"] == "INFO" and "NCCL_DEBUG_SUBSYS" not in environ
     host = os.uname().nodename.split(".")[0]
     assert path.name == f"nccl-{host}-{os.getpid()}.log" and path.parent.is_dir()
-    assert group.read_log(path) == ""
+    assert group.read_log(path) == ("", 0)
     path.write_text(OFI)
-    assert group.read_log(path) == OFI
+    assert group.read_log(path) == (OFI, len(OFI))
+    assert group.read_log(path, 9) == (OFI[9:], len(OFI))
     given = {"NCCL_DEBUG_FILE": str(tmp_path / "mine.%p"), "NCCL_DEBUG": "WARN"}
     assert group.keep_log(given) == tmp_path / f"mine.{os.getpid()}"
     assert given["NCCL_DEBUG"] == "WARN"

@@ -56,7 +56,7 @@ def who(place: RankEnv, environ: Mapping[str, str]) -> Facts:
         "local_rank": place.local_rank,
         "world_size": place.world_size,
         "local_world_size": place.local_world_size,
-        "tasks": int(tasks) if tasks else None,
+        "tasks": int(tasks) if tasks and tasks.isdecimal() else None,
         "nodes": nodes,
         "host": environ.get("SLURMD_NODENAME") or socket.gethostname(),
         "pid": os.getpid(),

@@ -56,7 +56,7 @@ def _measure(group: Group, log: Path, timeout: timedelta) -> Results:
     # the ranks of this smaller group in NCCL's log.
     leaders = list(range(0, place.world_size, place.local_world_size))
     members = leaders if len(leaders) > 1 else list(range(place.world_size))
-    first_log = read_log(log)
+    first_log, begun = read_log(log)
     if len(members) > 1:
         inner = dist.new_group(members, timeout=timeout)  # every rank must call this
         for mib in _SIZES_MIB[device.type] if place.rank in members else ():
@@ -70,7 +70,7 @@ def _measure(group: Group, log: Path, timeout: timedelta) -> Results:
         dist.barrier()
     if group.backend == "nccl":
         ways = links(first_log, range(place.world_size))
-        ways += links(read_log(log)[len(first_log) :], members)
+        ways += links(read_log(log, begun)[0], members)
         results["links"] = list(dict.fromkeys(ways))[:_MAX_LINKS]
     group.close()
     return results
@@ -131,13 +131,14 @@ def keep_log(environ: MutableMapping[str, str] = os.environ) -> Path:
     return Path(name.replace("%h", socket.gethostname().split(".")[0]))
 
 
-def read_log(path: Path) -> str:
-    """Return the log of this process so far; nothing where it cannot be read."""
+def read_log(path: Path, start: int = 0) -> tuple[str, int]:
+    """Return the log of this process from a byte on, and its end; nothing if it is unreadable."""
     try:
         with open_regular(path) as file:
-            return file.read(MAX_TEXT).decode(errors="replace")
+            file.seek(start)
+            return file.read(MAX_TEXT).decode(errors="replace"), file.seek(0, os.SEEK_END)
     except OSError:
-        return ""
+        return "", start
 
 
 def links(text: str, members: Sequence[int]) -> list[tuple[int, int, str]]:

@@ -41,7 +41,8 @@ from jobkit.spec.runspec import RunSpec
 
 _REACH_MASTER = (
     "check that every node resolves this name to rank 0's node (MASTER_ADDR, or the site profile's "
-    "interface suffix), that no firewall is in between, and that rank 0 has started"
+    "interface suffix), that no firewall is in between, and that rank 0 has started; or set "
+    "another MASTER_PORT"
 )
 # What tells one start of the ranks from another. run.sh makes a secret for each.
 _IDENTITY = (
