@@ -325,6 +325,15 @@ def test_the_page_says_all_that_matters() -> None:
     assert "Strong scaling" in page
 
 
+def test_the_page_tells_strong_scaling_from_weak() -> None:
+    whole_study(strategies=("ddp",), gpus=(1, 2))
+    assert not re.search(r"scaling +ranks", text())
+    whole_study(strategies=("ddp",), gpus=(1, 2), settings={"batch_size_per_rank": 128})
+    page = text(width=80)
+    assert re.search(r"scaling +ranks", page) and "\N{HORIZONTAL ELLIPSIS}" not in page
+    assert len(re.findall(r" (?:strong|weak) +[12] +1 of 1 ", page)) == 4
+
+
 def test_nothing_is_cut_on_a_narrow_terminal() -> None:
     whole_study(strategies=("ddp",), gpus=(1, 2), sweep={"precision": ("fp32", "bf16")})
     page = text(width=80)
