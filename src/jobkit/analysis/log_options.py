@@ -66,7 +66,8 @@ def given_logs(args: argparse.Namespace) -> "GivenLogs":
         raise UsageError("--logs needs --size: an expression that finds each log's number of ranks")
     files: dict[Path, Path] = {}
     for word in args.logs:
-        names = [word] if Path(word).is_file() else sorted(glob(word))  # noqa: PTH207 in quotes
+        found = glob(word, recursive=True)  # noqa: PTH207 in quotes
+        names = [word] if Path(word).is_file() else sorted(found)
         logs = [path for path in map(Path, names) if path.is_file()]
         if not logs:
             raise UsageError(f"--logs {word!r}: no such file")

@@ -354,6 +354,9 @@ def test_a_run_whose_log_is_closed_has_no_rate(monkeypatch: pytest.MonkeyPatch) 
     assert pd.isna(rows[first]["throughput"]) and pd.notna(rows[other]["throughput"])
     assert found.sizes[0].note is None
     assert f"{first}/train.log cannot be read: Permission denied" in found.warnings()
+    monkeypatch.setattr("jobkit.analysis.collect.records.closed", lambda _: "Permission denied")
+    warnings = collect("n", write=False).warnings()
+    assert f"{other}/metrics cannot be read: Permission denied" in warnings
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,10 @@ def test_each_log_is_a_run_and_none_is_dropped() -> None:
     size = next(s for s in results.sizes if s.world_size == 2)
     assert size.speed_up == pytest.approx((1 / 0.055) / ((1 / 0.1 + 1 / 0.102) / 2))
     assert len(results.steps) == 5 * 6
+    Path("deep/er").mkdir(parents=True)
+    Path("deep/er/g.log").write_text(meter(1) + nanogpt(50.0))
+    runs = collected(*NANOGPT, "--logs", "deep/**/*.log").runs
+    assert list(runs["throughput"]) == pytest.approx([20.0])  # of the pattern, not of the meter
 
 
 @pytest.mark.parametrize(
@@ -71,7 +75,9 @@ def test_each_log_is_a_run_and_none_is_dropped() -> None:
         (["--size", "ranks"], "has no group"),
         (["--size", "ranks=("], "does not compile"),
         (["--size", "(?P<gpus>[0-9]+)"], "must be one of"),
-        (["--size", r"(?P<nodes>\d+)"], "finds nodes alone: add --gpus-per-node N"),
+        (["--size", r"(?P<nodes>\d+)"], "finds nodes alone: name the group"),
+        (["--size", r"nodes=(\d+)", "--gpus-per-node", "4"], "finds nodes alone: name the group"),
+        (["--size", "(?P<series>run)"], "has no group for the ranks"),
         (["--pattern", "nanogtp"], "did you mean 'nanogpt'"),
         (["--work-per-step", "0"], "number over 0"),
         (["--name", "../up"], "study name"),
@@ -91,6 +97,7 @@ def test_a_bad_request_is_one_line(
     ("size", "per_node", "shapes"),
     [
         (r"nodes=(?P<nodes>\d+)", "2", [(2, 2, 4), (3, 2, 6)]),
+        (r"nodes=(?P<nodes>\d+) r(anks)", "2", [(2, 2, 4), (3, 2, 6)]),
         (r"ranks=(\d+)", "4", [(2, 4, 8), (2, 4, 6)]),
         (r"nodes=(?P<nodes>\d+) ranks=(?P<ranks>\d+)", None, [(2, 4, 8), (3, 2, 6)]),
         (r"(?P<series>[ab])\.log|ranks=(\d+)", None, None),  # found in the name alone

@@ -3,6 +3,7 @@
 What a log cannot say is empty: its settings, its exit code.
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from jobkit.outcome.state import BAD_ENDS, RunState
 
 _ANYWHERE = Path("/")  # the user named the files
 _HEAD = 1 << 20  # bytes of a log in which its size is looked for
+# An expression whose first number is one of nodes, as nodes=(\d+) or (\d+)nodes.
+_OF_NODES = re.compile(r"node[a-z_]*[^\w(]*\((?!\?)|\)-?node", re.IGNORECASE)
 _GROUPS = {"ranks", "nodes", "ranks_per_node", "series"}
 
 
@@ -51,9 +54,14 @@ class GivenLogs:
         if unknown := names - _GROUPS:
             allowed = ", ".join(sorted(_GROUPS))
             raise UsageError(f"--size: group {min(unknown)!r} must be one of {allowed}")
-        if "nodes" in names and not (names & {"ranks", "ranks_per_node"} or self.ranks_per_node):
-            why = "finds nodes alone: add --gpus-per-node N, or a group ranks"
-            raise UsageError(f"--size {self.size!r} {why}")
+        if names & {"ranks", "ranks_per_node"} or (self.ranks_per_node and "nodes" in names):
+            return
+        free = _free_group(size)
+        if "nodes" in names or (free and _OF_NODES.search(re.sub(r"\\[A-Za-z]", "", self.size))):
+            why = "finds nodes alone: name the group (?P<nodes>...) and add --gpus-per-node N, or"
+            raise UsageError(f"--size {self.size!r} {why} find (?P<ranks>...) too")
+        if free is None:
+            raise UsageError(f"--size {self.size!r} has no group for the ranks, as 'ranks=(\\d+)'")
 
 
 def read_logs(logs: GivenLogs) -> dict[str, dict[str, Any]]:
@@ -147,11 +155,17 @@ def _size_of(path: Path, size: str, per_node: int | None) -> Row:
     if match is None:
         return {}
     found = {k: v for k, v in match.groupdict().items() if v}
-    named = expression.groupindex.values()
-    if free := [n for n in range(1, expression.groups + 1) if n not in named]:
-        found.setdefault("ranks", match[free[0]] or "")
+    if free := _free_group(expression):
+        found.setdefault("ranks", match[free] or "")
     series = {"series": found.pop("series")} if "series" in found else {}
     return series | _shape({k: int(v) for k, v in found.items() if v.isdecimal()}, per_node)
+
+
+def _free_group(size: Any) -> int | None:
+    """The first group without a name, which is the ranks; None where a named one is the size."""
+    names = size.groupindex
+    free = [n for n in range(1, size.groups + 1) if n not in names.values()]
+    return free[0] if free and not names.keys() - {"series"} else None
 
 
 def _shape(numbers: Mapping[str, int], per_node: int | None) -> Row:

@@ -15,7 +15,7 @@ from pathlib import Path
 import orjson
 
 from jobkit.analysis.collect.lines import ATTEMPT, with_numbers
-from jobkit.files import file_names, is_regular
+from jobkit.files import closed, file_names, is_regular
 from jobkit.metric import reader
 from jobkit.metric.kinds import Record
 from jobkit.metric.reader import Rejected
@@ -143,6 +143,9 @@ def read_run(paths: RunPaths, run_id: str | None) -> RunRecords:
     named.sort(key=lambda match: (int(match[1]), int(match[2] or 0)))
     files = [(paths.metrics_folder / match[0], match[2]) for match in named]
     files = [(path, rank) for path, rank in (*files, (paths.log, None)) if is_regular(path)]
+    if all(path == paths.log for path, _ in files) and (why := closed(paths.metrics_folder)):
+        name = str(paths.metrics_folder.relative_to(study))
+        rejects.append(Reject(name, 1, None, f"{UNREADABLE}{why}"))
     for path, rank in files:
         of_file, reject = _read(path, run_id, study, seen if rank is None else None)
         if rank is None:
