@@ -8,6 +8,7 @@ import re
 import shlex
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from jobkit.errors import UsageError
@@ -16,12 +17,18 @@ from jobkit.files import file_names
 _MAY = " may write there, and so change what the jobs execute"
 
 
-def close_new_files() -> None:
-    """Make all new files of this process and its children writable by their owner only.
+@contextlib.contextmanager
+def closed_to_others() -> Iterator[None]:
+    """Make new files of this process and its children writable by their owner only, meanwhile.
 
     A study's folder holds what jobs execute: whoever can write into it acts as its owner.
     """
-    os.umask(os.umask(0o022) | 0o022)
+    before = os.umask(0o022)
+    os.umask(before | 0o022)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def private_folder(folder: Path) -> Path:

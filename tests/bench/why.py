@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT / "src"))
 sys.path.insert(0, str(ROOT / "tests"))
 
 from bench import LESS, Figures, report  # noqa: E402
-from jobkit.analysis.collect.why import breakdown, cause_sentence  # noqa: E402
+from jobkit.analysis.collect.why import breakdown  # noqa: E402
 
 AUTO = ROOT / "src" / "jobkit" / "program" / "auto"
 STEPS = 150
@@ -310,7 +310,19 @@ def peers(work: Path, python: str, only: list[str]) -> int:
     for name in only or list(CASES)[:6]:
         planted = CASES[name][0]
         _, found = run(work / "run", planted)
-        ours = cause_sentence({f"breakdown_{key}": value for key, value in found.items()})
+        parts = (
+            "compute_s",
+            "communication_s",
+            "waiting_s",
+            "data_wait_s",
+            "host_s",
+            "slow_steps_s",
+        )
+        shares = [f"{name[:-2]} {found[name] / found['iteration_s']:.0%}" for name in parts]
+        ours = ", ".join(shares)
+        if "late_s" in found:
+            ours += f"; rank {found['late_rank']}: {1e3 * found['late_s']:.1f} ms, "
+            ours += found["late_cause"]
         traces = [str(work / "run" / "traces" / f"why.rank{rank}.json.gz") for rank in range(2)]
         hta = output([python, "-c", code, *traces]).splitlines()[-1]
         env = {**os.environ, **planted, "STEPS": str(STEPS), "TRUTH": str(work / "t"), "QUICK": "0"}

@@ -165,12 +165,13 @@ def test_a_folder_of_ones_own_is_closed_and_no_link(tmp_path: Path) -> None:
 def test_what_a_command_makes_is_closed_to_others(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
-        permissions.close_new_files()
-        (tmp_path / "a").mkdir()
-        (tmp_path / "a" / "x.json").touch()
-        subprocess.run(["mkdir", str(tmp_path / "a" / "child")], check=True)
+        with permissions.closed_to_others():
+            (tmp_path / "a").mkdir()
+            (tmp_path / "a" / "x.json").touch()
+            subprocess.run(["mkdir", str(tmp_path / "a" / "child")], check=True)
     finally:
-        os.umask(before)
+        after = os.umask(before)
+    assert after == umask
     modes = {p.name: p.stat().st_mode & 0o777 for p in tmp_path.rglob("*")}
     folders = 0o755 & ~umask
     assert modes == {"a": folders, "child": folders, "x.json": 0o644 & ~umask}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from jobkit.analysis.log_options import add_log_options, given_logs, logs_folder
 from jobkit.errors import Exit, Parser, UsageError, at_least, command, share
 from jobkit.paths import short_path
-from jobkit.permissions import close_new_files
+from jobkit.permissions import closed_to_others
 
 if TYPE_CHECKING:
     from jobkit.analysis.collect.results import Results
@@ -72,9 +72,9 @@ def _parser(prog: str, description: str, epilog: str) -> Parser:
 
 
 @command
+@closed_to_others()
 def collect_main(argv: Sequence[str] | None = None) -> int:
     """Write the tables of a study and print its summary; return the exit code."""
-    close_new_files()
     text = "Collect the logs of a study into tables (CSV) and print a summary."
     parser = _parser("collect_results.py", text, _COLLECT)
     add = parser.add_argument
@@ -135,9 +135,9 @@ def _print_tables(results: "Results") -> None:
 
 
 @command
+@closed_to_others()
 def plot_main(argv: Sequence[str] | None = None) -> int:
     """Draw the figures of a study and write its report; return the exit code."""
-    close_new_files()
     text = (
         "Draw the figures of a study (PNG, SVG and PDF) and write its report, report.html, from "
         "the tables that collect_results.py wrote. A study without tables is collected first."

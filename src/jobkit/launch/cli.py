@@ -20,7 +20,7 @@ from jobkit.launch.slurm_options import OVERRIDES, verbatim
 from jobkit.launch.start import MAX_RESTARTS
 from jobkit.launch.states import counted
 from jobkit.outcome.state import BAD_ENDS, UNDER_WAY
-from jobkit.permissions import close_new_files
+from jobkit.permissions import closed_to_others
 from jobkit.spec.command import LAUNCHERS
 from jobkit.spec.options import (
     add_recipe_argument,
@@ -217,9 +217,9 @@ def _add_slurm_arguments(options: StudyParser) -> None:
 
 
 @command
+@closed_to_others()
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a study; return the exit code."""
-    close_new_files()
     words = list(sys.argv[1:] if argv is None else argv)
     end = words.index("--") if "--" in words else len(words)
     args = make_parser(has_command=end < len(words)).parse_args(words[:end])

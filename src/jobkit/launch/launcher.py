@@ -24,7 +24,7 @@ from jobkit.launch.site import Site
 from jobkit.launch.states import States, counted, select, wait_for_end
 from jobkit.metric.pattern import pattern_of
 from jobkit.outcome.state import RunState
-from jobkit.permissions import check_study, close_new_files, next_folder
+from jobkit.permissions import check_study, closed_to_others, next_folder
 from jobkit.spec.command import RUN_DIR, CommandSpec
 from jobkit.spec.dataset import check_source
 from jobkit.spec.runspec import RunSpec
@@ -236,9 +236,9 @@ def _check_slurm(prepared: Launch, site: Site, ask: bool) -> None:
         slurm_submit.check(plan.paths, prepared.batches)
 
 
+@closed_to_others()
 def start(prepared: Launch) -> None:
     """Save the plan and start what was prepared. Raises UsageError while another launch is on."""
-    close_new_files()
     plan, request, paths = prepared.plan, prepared.request, prepared.plan.paths
     prepared.looks = States(plan)  # runs that had ended begin again
     if prepared.run_ids:

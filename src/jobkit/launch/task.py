@@ -9,15 +9,15 @@ from jobkit.errors import Exit
 from jobkit.files import append_to
 from jobkit.outcome.state import run_state
 from jobkit.paths import RunPaths
-from jobkit.permissions import close_new_files
+from jobkit.permissions import closed_to_others
 from jobkit.processes import END_SIGNALS, Children, Signals
 
 LIMIT_S = 60.0  # for run.sh to end its ranks; Slurm's KillWait is shorter
 
 
+@closed_to_others()
 def run_in_job(folder: str, command: list[str]) -> int:
     """Become the run in the allocation of this job, whose exit code is then the job's."""
-    close_new_files()
     environ = _environment(Path(folder))
     with append_to(RunPaths(Path(folder)).log) as log:
         for stream in (1, 2):
@@ -25,12 +25,12 @@ def run_in_job(folder: str, command: list[str]) -> int:
     os.execvpe(command[0], command, environ)
 
 
+@closed_to_others()
 def sweep_in_job(runs: list[tuple[str, list[str]]]) -> int:
     """Run one command after the other in this allocation; return how many failed.
 
     A run that was stopped early has requeued the job; completed runs are skipped then.
     """
-    close_new_files()
     signals, bad = Signals(), 0
     requeued = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
     for folder, command in runs:

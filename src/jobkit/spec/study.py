@@ -46,7 +46,7 @@ from jobkit.paths import (
     read_json,
     write_json,
 )
-from jobkit.permissions import close_new_files
+from jobkit.permissions import closed_to_others
 from jobkit.spec.command import (
     LAUNCHERS,
     RUN_DIR,
@@ -378,9 +378,9 @@ class Plan:
     def paths(self) -> StudyPaths:
         return StudyPaths(self.folder) if self.folder else StudyPaths.named(self.study.name)
 
+    @closed_to_others()
     def save(self) -> None:
         """Write plan.json, whole. Runs planned before under this name stay planned."""
-        close_new_files()
         before = Plan.read(self.paths.plan).runs if self.paths.plan.exists() else {}
         runs = [{"run_id": k, "spec": s.to_dict()} for k, s in {**before, **self.runs}.items()]
         content = {"v": PLAN_VERSION, "study": self.study.to_dict(), "notes": self.notes}

@@ -8,7 +8,6 @@ import pytest
 from jobkit.analysis.collect.why import (
     breakdown,
     busy_clause,
-    cause_sentence,
     not_profiled,
 )
 from jobkit.program.why import measured, minus, union
@@ -151,16 +150,6 @@ def test_a_busy_machine_is_said() -> None:
     text = busy_clause([*runs, {"run_id": "b", "other_load_mean": 0.48}])
     assert text and "up to 48% of the cores while 1 of 2 runs were measured (b)" in text
     assert "GPUs of 1 runs" in (busy_clause([{"run_id": "a", "gpu_processes_max": 2}]) or "")
-
-
-def test_the_cause_is_said() -> None:
-    found = breakdown(records(profiled([10 * MS] * 2, (), [1 * MS, 31 * MS], 4 * MS)))
-    row = {f"breakdown_{name}": value for name, value in found.items()}
-    assert cause_sentence(row) == (
-        "the host (Python, launches) takes 36% of a step; rank 1 on node0 is 30 ms late in each, "
-        "by its host"
-    )
-    assert cause_sentence({}) == ""
 
 
 class Event:

@@ -45,7 +45,7 @@ from jobkit.metric.pattern import pattern_of
 from jobkit.outcome import slurm_jobs
 from jobkit.outcome.state import RunState, join, ordered_runs
 from jobkit.paths import RunPaths, StudyPaths, read_json
-from jobkit.permissions import close_new_files, other_writers
+from jobkit.permissions import closed_to_others, other_writers
 from jobkit.spec.runspec import PlannedRun
 from jobkit.spec.study import Plan, find_study, read_run_spec, run_folders
 
@@ -152,6 +152,7 @@ def check_own(folder: Path) -> None:
         )
 
 
+@closed_to_others()
 def collect(
     study: str | Path | None = None,
     *,
@@ -171,7 +172,6 @@ def collect(
     """
     folder = Path(study) if logs and study else find_study(study)
     if write:
-        close_new_files()
         check_own(out or folder)
     if is_there(folder / "logs.json") and not logs:
         raise UsageError(f"{folder} was made from logs: give collect --logs again")

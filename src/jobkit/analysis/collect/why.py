@@ -309,36 +309,6 @@ def busy_clause(runs: Iterable[Mapping[str, Any]]) -> str | None:
     return "; ".join(text) or None
 
 
-def cause_sentence(row: Mapping[str, Any]) -> str:
-    """Where most of a step's time goes beside computing, and who is late; empty if unknown.
-
-    row: of results.csv. The end of a sentence, as `exposed communication takes 40% of a step`.
-    """
-    step = _known(row.get("breakdown_iteration_s"))
-    if not step:
-        return ""
-    seconds = {n: _known(row.get(f"breakdown_{n}_s")) or 0.0 for n in _CAUSES}
-    seconds["communication"] -= seconds["waiting"]
-    seconds["waiting"] -= seconds["slow_steps"] if (row.get("breakdown_ranks") or 1) > 1 else 0.0
-    name = max(_CAUSES, key=lambda name: seconds[name])
-    said = f"{_CAUSES[name]} {seconds[name] / step:.0%} of a step"
-    late_s, host = _known(row.get("breakdown_late_s")), row.get("breakdown_late_host")
-    if late_s:
-        rank, cause = _known(row.get("breakdown_late_rank")), row.get("breakdown_late_cause")
-        who = f"node {host}" if rank is None else f"rank {rank:.0f} on {host}"
-        said += f"; {who} is {1000 * late_s:.3g} ms late in each, by its {cause}"
-    return said
-
-
-_CAUSES = {
-    "communication": "exposed communication takes",
-    "waiting": "waiting for later ranks takes",
-    "data_wait": "waiting for data takes",
-    "host": "the host (Python, launches) takes",
-    "slow_steps": "slow steps now and then add",
-}
-
-
 def _known(value: Any) -> float | None:
     """A number; None for what pandas has in its place."""
     known = isinstance(value, int | float) and math.isfinite(value)
