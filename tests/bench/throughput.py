@@ -5,9 +5,8 @@
 
 loops: images per second of the recipe of many tutorials (plain-0 and plain-2: PIL images,
 torchvision transforms, a DataLoader with 0 or 2 workers), of ours, and of ours on one batch that
-lies ready (nodata). strategies: each at one rank, against single. settings: contiguous tensors and
-torch.compile against the default. ranks: runs of run.sh at two ranks against one, one thread each,
-also with --check-ranks 50.
+lies ready (nodata). settings: torch.compile against the default. ranks: runs of run.sh at two ranks
+against one, one thread each, also with --check-ranks 50.
 
 What is compared takes turns, so that a drift of the machine meets all alike: processes stand ready
 and train when they are told to. Figures are medians, ratios medians of those within a round.
@@ -27,8 +26,6 @@ from statistics import median
 from bench import ENV, MORE, NEITHER, ROOT, Figures, report
 
 BATCH, BATCHES, LR = 256, 14, 0.01
-SETTINGS = {"contiguous": {"channels_last": False}, "compile": {"compile": True}}
-STRATEGIES = ("single", "dp", "ddp", "fsdp", "mp", "pp")
 LOOPS = {"plain-0": "plain-0", "plain-2": "plain-2", "ours": "payload", "nodata": "payload"}
 RANKS = {  # run.sh's words at a number of ranks
     "single-1": (1, "single"),
@@ -43,7 +40,6 @@ RANKS = {  # run.sh's words at a number of ranks
 LIMITS = {
     "fp32 ours / plain": 1.4,
     "fp32 ours / nodata": 0.97,
-    "ddp / single, 1 rank": 0.95,
     "ddp, 2 ranks / 1": 1.85,
     "fsdp, 2 ranks / 1": 1.6,
 }
@@ -118,23 +114,13 @@ def loops(rounds: int) -> Figures:
     return figures
 
 
-def strategies(rounds: int) -> Figures:
-    rates = stand_ready({name: f"payload-{name}" for name in STRATEGIES}, "fp32", rounds)
-    show("1 rank", rates)
-    shares = {name: ratio(values, rates["single"]) for name, values in rates.items()}
-    return {f"{n} / single, 1 rank": (share, MORE) for n, share in shares.items() if n != "single"}
-
-
 def settings(rounds: int) -> Figures:
     figures: Figures = {}
     for precision in precisions():
-        names = {"default": "payload-single"}
-        names |= {name: f"payload-single+{name}" for name in SETTINGS}
-        rates = stand_ready(names, precision, rounds)
+        rates = stand_ready({"default": "payload", "compile": "payload+compile"}, precision, rounds)
         show(precision, rates)
-        for name in SETTINGS:
-            share = ratio(rates[name], rates["default"])
-            figures[f"{precision} {name} / default"] = share, NEITHER
+        share = ratio(rates["compile"], rates["default"])
+        figures[f"{precision} compile / default"] = share, NEITHER
     return figures
 
 
@@ -196,7 +182,7 @@ def plain(precision: str, workers: int) -> Callable[[str], float]:
     return measure
 
 
-def payload(strategy: str, precision: str, threads: int, *changed: str) -> Callable[[str], float]:
+def payload(precision: str, threads: int, compiled: bool) -> Callable[[str], float]:
     """The payload's own loop, with its batches or, told "nodata", with one that lies ready."""
     import torch
 
@@ -206,9 +192,9 @@ def payload(strategy: str, precision: str, threads: int, *changed: str) -> Calla
     from jobkit.spec.runspec import RunSpec
 
     spec = RunSpec(
-        strategy=strategy, dataset="synthetic", train_samples=BATCH * BATCHES, test_samples=10,
+        strategy="single", dataset="synthetic", train_samples=BATCH * BATCHES, test_samples=10,
         global_batch_size=BATCH, precision=precision, threads=threads, lr=LR, warmup_iterations=0,
-        **{name: value for each in changed for name, value in SETTINGS[each].items()},
+        compile=compiled,
     )  # fmt: skip
     job = RankJob(spec=spec, place=read_rank_env(), paths=None, dry_run=True)
     trainer = set_up(job, Reporter(None, 0, 1), {})
@@ -231,8 +217,7 @@ def work(loop: str, precision: str, threads: int) -> None:
     if loop.startswith("plain"):
         measure = plain(precision, int(loop.split("-")[1]))
     else:
-        loop, *changed = loop.split("+")
-        measure = payload(loop.partition("-")[2] or "single", precision, threads, *changed)
+        measure = payload(precision, threads, compiled="compile" in loop)
     measure("")  # warm up
     if "RANK" in os.environ:  # under torchrun: no other rank, so several measures at once
         rates = [measure("") for _ in range(3)]
@@ -245,7 +230,7 @@ def work(loop: str, precision: str, threads: int) -> None:
 
 
 CASES: dict[str, Callable[[int], Figures]] = {
-    case.__name__: case for case in (loops, strategies, settings, ranks)
+    case.__name__: case for case in (loops, settings, ranks)
 }
 
 

@@ -41,30 +41,29 @@ sys.meta_path.insert(0, Finder())
 
 
 _BEFORE = pytest.StashKey[float]()
+SITE = Path(site.getsitepackages()[0])
 
 
 class TorchStarts:
     """Counts the Pythons of this environment that import torch."""
 
     def __init__(self) -> None:
-        self.folder = Path(site.getsitepackages()[0])
         handle, name = tempfile.mkstemp(prefix="torch-starts-")
         os.close(handle)
         self.log = Path(name)
         self.log.chmod(0o666)  # tests start processes of other users
-        self.module = f"_torch_starts_{os.getpid()}_{self.log.name.rpartition('-')[2]}"
-        self.files = [self.folder / f"{self.module}.py", self.folder / f"{self.module}.pth"]
+        self.module = f"_torch_starts_{os.getpid()}_{name.rpartition('-')[2]}"
 
     def install(self) -> None:
-        for old in self.folder.glob("_torch_starts_*_*"):  # of a run that was killed
+        for old in SITE.glob("_torch_starts_*_*"):  # of a run that was killed
             if not Path("/proc", old.name.split("_")[3]).exists():
                 old.unlink(missing_ok=True)
-        self.files[0].write_text(HOOK.format(log=str(self.log)))
-        self.files[1].write_text(f"import {self.module}\n")
+        (SITE / f"{self.module}.py").write_text(HOOK.format(log=str(self.log)))
+        (SITE / f"{self.module}.pth").write_text(f"import {self.module}\n")
 
     def remove(self) -> None:
-        compiled = (self.folder / "__pycache__").glob(f"{self.module}.*")
-        for path in (*self.files, self.log, *compiled):
+        compiled = (SITE / "__pycache__").glob(f"{self.module}.*")
+        for path in (self.log, *SITE.glob(f"{self.module}.*"), *compiled):
             path.unlink(missing_ok=True)
 
     def of(self, package: Path) -> list[str]:
@@ -114,7 +113,7 @@ class Report:
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self.starts:
-            self.torch = self.starts.of(self.starts.folder / "torch")
+            self.torch = self.starts.of(SITE / "torch")
         too_many = self.max_starts is not None and len(self.torch) > self.max_starts
         unknown = self.max_starts is not None and not self.starts and os.environ.get("CI")
         if (too_many or unknown) and session.exitstatus == pytest.ExitCode.OK:
@@ -122,8 +121,7 @@ class Report:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("time of each part")
-        for line in self.lines():
-            terminalreporter.write_line(line)
+        terminalreporter.write_line("\n".join(self.lines()))
 
     def lines(self) -> Iterator[str]:
         for part, cpu in sorted(self.cpu.items(), key=lambda pair: -pair[1]):

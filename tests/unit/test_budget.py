@@ -3,6 +3,9 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from support import budget
 
@@ -27,39 +30,29 @@ def test_imports_of_torch_are_counted_in_every_process(tmp_path: Path) -> None:
     finally:
         starts.remove()
     assert len(counted) == 2 and counted[0].endswith("import torch"), counted
-    assert not any(path.exists() for path in (*starts.files, starts.log))
+    assert not [*budget.SITE.glob(f"**/{starts.module}*")] and not starts.log.exists()
 
 
-SESSION = """
-import subprocess, sys
-def test_cheap(): pass
-def test_dear():
-    words = "import time\\nwhile time.process_time() < 0.6: pass"
-    subprocess.run([sys.executable, "-c", words], check=True)
-"""
-CONFTEST = """
-from support import budget
-pytest_plugins = ["support.budget"]
-budget.BUDGETS["unit"] = 0.45
-budget.TorchStarts.of = lambda *_: ["python train.py"]
-"""
-
-
-def test_a_part_above_its_budget_is_named_and_too_many_starts_fail(tmp_path: Path) -> None:
+def test_a_part_above_its_budget_is_named_and_too_many_starts_fail(monkeypatch) -> None:
     """Each start of torch is one too many here: the run fails, and names the command."""
-    folder = tmp_path / "tests" / "unit"
-    folder.mkdir(parents=True)
-    (folder / "test_it.py").write_text(SESSION)
-    (tmp_path / "tests" / "conftest.py").write_text(CONFTEST)
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests", "-n", "1"]
-    words += ["-o", f"pythonpath={Path(budget.__file__).parents[1]}"]
-    for more, failed in (
-        (["--max-torch-starts=0"], True),
-        (["--max-torch-starts=1", "-kcheap"], False),
-    ):
-        done = subprocess.run([*words, *more], cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == failed
-        assert ("over its budget of 0.45 s" in done.stdout) == failed
-        assert ("FAILED: more than 0 starts" in done.stdout) == failed
-        assert ("  python train.py" in done.stdout) == failed
-        assert "starts of Python that imported torch: 1\n" in done.stdout
+    monkeypatch.setattr(budget.TorchStarts, "install", lambda _: None)
+    monkeypatch.setattr(budget.TorchStarts, "of", lambda *_: ["python train.py"])
+    monkeypatch.setitem(budget.BUDGETS, "unit", 0.45)
+    for max_starts, failed in ((0, True), (1, False), (None, False)):
+        report = budget.Report(max_starts)
+        report.cpu["unit"] = 0.6 if failed else 0.3
+        session = SimpleNamespace(exitstatus=pytest.ExitCode.OK)
+        report.pytest_sessionfinish(session)
+        said = "\n".join(report.lines())
+        report.pytest_unconfigure()
+        assert session.exitstatus == failed
+        assert ("over its budget of 0.45 s" in said) == failed
+        assert ("FAILED: more than 0 starts" in said and "  python train.py" in said) == failed
+        assert "starts of Python that imported torch: 1" in said
+
+
+def test_the_time_of_children_counts(tmp_path: Path) -> None:
+    before = budget.cpu_s()
+    words = "import time\nwhile time.process_time() < 0.3: pass"
+    subprocess.run([sys.executable, "-c", words], check=True)
+    assert budget.cpu_s() - before > 0.3
