@@ -16,7 +16,6 @@ from support.allocation import TOLD, outcome, sound
 
 # https://github.com/NVIDIA/nccl-tests/issues/252
 IBEXT = """kolyoz1:27224:27909 [2] NCCL INFO Channel 02/0 : 2[2] -> 0[0] via P2P/CUMEM
-kolyoz2:25146:25827 [0] NCCL INFO Channel 03/0 : 4[0] -> 7[3] via P2P/CUMEM
 kolyoz1:27225:27907 [3] NCCL INFO Channel 03/0 : 7[3] -> 3[3] [receive] via NET/IBext_v8/3/GDRDMA
 kolyoz1:27225:27907 [3] NCCL INFO Channel 03/0 : 3[3] -> 7[3] [send] via NET/IBext_v8/3/GDRDMA
 """
@@ -38,20 +37,21 @@ algo-1:18060:20786 [3] NCCL INFO Channel 00/1 : 3[3] -> 7[7] via P2P/CUMEM/read
 SHARED = "x [0] NCCL INFO Channel 00 : 0[1a000] -> 1[1b000] via SHM/direct/direct\n"
 
 
-def test_the_links_of_recorded_lines() -> None:
-    near, ib = (0, 2, "P2P/CUMEM"), (3, 7, "NET/IBext_v8 GDRDMA")
-    for text, links in (
-        (IBEXT, [near, (4, 7, "P2P/CUMEM"), ib]),
-        (SOCKET, [(8, 15, "P2P/IPC"), (6, 15, "NET/Socket")]),
-        (OFI, [(6, 10, "NET/AWS Libfabric GDRDMA"), (3, 7, "P2P/CUMEM")]),
-        (NO_NVLS, [(0, 2, "NET/IB GDRDMA")]),
-        (SHARED, [(0, 1, "SHM")]),
-        ("user:5181:5232 [2] NCCL INFO Using network IB\n", []),
-    ):
-        assert group.links(text, range(16)) == links
-    # Ranks of a smaller group are those of the job.
-    assert group.links(NO_NVLS, [0, 4, 8]) == [(0, 8, "NET/IB GDRDMA")]
-    assert group.links(IBEXT, [0, 4]) == []
+@pytest.mark.parametrize(
+    ("text", "members", "links"),
+    [
+        (IBEXT, range(16), [(0, 2, "P2P/CUMEM"), (3, 7, "NET/IBext_v8 GDRDMA")]),
+        (SOCKET, range(16), [(8, 15, "P2P/IPC"), (6, 15, "NET/Socket")]),
+        (OFI, range(16), [(6, 10, "NET/AWS Libfabric GDRDMA"), (3, 7, "P2P/CUMEM")]),
+        (NO_NVLS, range(16), [(0, 2, "NET/IB GDRDMA")]),
+        (SHARED, range(16), [(0, 1, "SHM")]),
+        ("user:5181:5232 [2] NCCL INFO Using network IB\n", range(16), []),
+        (NO_NVLS, [0, 4, 8], [(0, 8, "NET/IB GDRDMA")]),  # ranks of a smaller group are the job's
+        (IBEXT, [0, 4], []),
+    ],
+)
+def test_the_links_of_recorded_lines(text, members, links) -> None:
+    assert group.links(text, members) == links
 
 
 def test_the_log_is_a_file_of_this_process_and_a_users_own_is_left(tmp_path: Path) -> None:
@@ -69,9 +69,8 @@ def test_the_log_is_a_file_of_this_process_and_a_users_own_is_left(tmp_path: Pat
     assert given["NCCL_DEBUG"] == "WARN"
 
 
-def found(check: str, results: list[dict], **facts) -> tuple[str, str]:
-    told = [{**one, **facts} for one in sound()]
-    (it,) = [x for x in judge_together(told, results, TOLD) if x.check == check]
+def told(check: str, facts: list[dict], results: list[dict]) -> tuple[str, str]:
+    (it,) = [x for x in judge_together(facts, results, TOLD) if x.check == check]
     assert not it.faults
     return it.text, "\n".join(it.notes)
 
@@ -83,25 +82,30 @@ def via(first: int, second: int, way: str) -> str:
 FAST = via(0, 1, "P2P/CUMEM/read") + via(1, 2, "NET/IB/0/GDRDMA")
 
 
-def test_ways_are_told_and_slow_ones_noted() -> None:
-    for log, said, note in [
+@pytest.mark.parametrize(
+    ("log", "said", "note"),
+    [
         (FAST, "NET/IB GDRDMA between 1 pair of ranks (1-2); P2P/CUMEM between 1 pair", ""),
         (via(1, 2, "NET/Socket/3"), "", "TCP (NET/Socket) between 1 pair of ranks (1-2), and"),
         (via(0, 1, "SHM/direct/direct"), "", "SHM between 1 pair of ranks (0-1) of a node"),
         (via(0, 1, "NET/IB/0/GDRDMA"), "", "NET/IB GDRDMA between 1 pair of ranks (0-1) of a node"),
         (via(1, 2, "NET/IB/0"), "", "NET/IB between 1 pair of ranks (1-2) is without GPUDirect"),
         ("", "", "no line of a connection"),
-    ]:
-        links = group.links(log, range(4))
-        results = [one | {"links": [] if one["rank"] else links} for one in outcome(sound())]
-        text, notes = found("transports", results, nics={"mlx5_0:1": 200.0})
-        assert said in text and note in notes and ("mlx5_0:1" in notes) == ("TCP" in note)
-        assert bool(notes) == bool(note)
-        assert found("transports", [one | {"backend": "gloo"} for one in results]) == ("", "")
+    ],
+)
+def test_ways_are_told_and_slow_ones_noted(log, said, note) -> None:
+    facts = [one | {"nics": {"mlx5_0:1": 200.0}} for one in sound()]
+    links = group.links(log, range(4))
+    results = [one | {"links": [] if one["rank"] else links} for one in outcome(facts)]
+    text, notes = told("transports", facts, results)
+    assert said in text and note in notes and bool(notes) == bool(note)
+    assert ("mlx5_0:1" in notes) == ("TCP" in note)
+    assert told("transports", facts, [r | {"backend": "gloo"} for r in results]) == ("", "")
 
 
-def test_a_bandwidth_below_that_of_the_network_is_noted() -> None:
-    for backend, nics, mb_per_s, noted in [
+@pytest.mark.parametrize(
+    ("backend", "nics", "mb_per_s", "noted"),
+    [
         ("nccl", {}, 4000.0, True),
         ("nccl", {}, 6000.0, False),
         ("nccl", {"hsn0": 200.0}, 3000.0, True),  # TCP
@@ -110,15 +114,19 @@ def test_a_bandwidth_below_that_of_the_network_is_noted() -> None:
         ("nccl", {"mlx5_0:1": 25.0}, 2500.0, False),  # all that there is
         ("gloo", {}, 2000.0, False),
         ("gloo", {}, 60.0, True),
-    ]:
-        more = {"backend": backend, "bus_mb_per_s": mb_per_s}
-        _, notes = found("bandwidth", [one | more for one in outcome(sound())], nics=nics)
-        assert bool(notes) == noted
+    ],
+)
+def test_a_bandwidth_below_that_of_the_network_is_noted(backend, nics, mb_per_s, noted) -> None:
+    facts, more = sound(), {"backend": backend, "bus_mb_per_s": mb_per_s}
+    results = [one | more for one in outcome(facts)]
+    _, notes = told("bandwidth", [one | {"nics": nics} for one in facts], results)
+    assert bool(notes) == noted
 
-    facts = sound(1, 2)  # inside of a node no bandwidth is a fault
-    results = [{**one, "bus_mb_per_s": 3.0} for one in outcome(facts)]
-    (it,) = [x for x in judge_together(facts, results, TOLD) if x.check == "bandwidth"]
-    assert not it.faults and "busbw 0.003 GB/s between 2 ranks of a node" in it.text
+
+def test_inside_of_a_node_no_bandwidth_is_a_fault() -> None:
+    facts = sound(1, 2)
+    text, notes = told("bandwidth", facts, [r | {"bus_mb_per_s": 3.0} for r in outcome(facts)])
+    assert "busbw 0.003 GB/s between 2 ranks of a node" in text and not notes
 
 
 def test_interfaces_made_for_rdma_and_their_rates(tmp_path: Path) -> None:

@@ -1,26 +1,32 @@
 """The checks of a preflight: facts with an injected fault in, that fault and no other out."""
 
+import pytest
+
 from jobkit.checks.preflight import judge
 from jobkit.checks.preflight.judge import judge_facts, judge_together
 from support.allocation import TOLD, outcome, sound
 
 
-def faults(facts: list[dict], results=None, expected: int | None = None, port: str = "") -> list:
-    findings = judge_facts(facts, expected or len(facts), 30.0, port)
-    findings += judge_together(facts, outcome(facts) if results is None else results, TOLD)
-    return [fault for finding in findings for fault in finding.faults]
+def lines(facts: list[dict], results=None, expected: int | None = None, **more) -> list[str]:
+    given = {"waited_s": 30.0, "port_fault": "", **more}
+    checks = judge_facts(facts, expected or len(facts), **given)
+    checks += judge_together(facts, outcome(facts) if results is None else results, TOLD)
+    return [line for check in checks for line in check.lines()]
+
+
+def faults(*words, **more) -> list[str]:
+    told = lines(*words, **more)
+    return [line.removeprefix("FAULT ") for line in told if line.startswith("FAULT ")]
 
 
 def test_a_sound_allocation_has_no_fault_and_a_line_for_each_check() -> None:
-    facts = sound()
-    findings = judge_facts(facts, 4, 1.0, "") + judge_together(facts, outcome(facts), TOLD)
-    lines = [line for finding in findings for line in finding.lines()]
-    assert lines[0] == (
+    told = lines(sound())
+    assert told[0] == (
         "ok environment: driver 550.54; torch 2.12 for CUDA 12.6; built for sm_80 sm_90"
     )
-    assert len(lines) == len(findings) and all(line.startswith("ok ") for line in lines), lines
-    assert "ok ranks: world size 4, each rank once; ranks 0-1 on n1, ranks 2-3 on n2" in lines
-    assert any("busbw 20 GB/s between 2 nodes (all_reduce of 256 MiB)" in x for x in lines)
+    assert len(told) == 14 and all(line.startswith("ok ") for line in told), told
+    assert "ok ranks: world size 4, each rank once; ranks 0-1 on n1, ranks 2-3 on n2" in told
+    assert any("busbw 20 GB/s between 2 nodes (all_reduce of 256 MiB)" in x for x in told)
 
 
 def change(**new):
@@ -76,68 +82,64 @@ RESULTS = [
 ]  # fmt: skip
 
 
-def test_an_injected_fault_is_found_and_no_other() -> None:
-    for case in (*INJECTED, *RESULTS):
-        inject, check, text = case
-        facts, results = sound(), outcome(sound())
-        inject(results if case in RESULTS else facts)
-        found = faults(facts, results if case in RESULTS else None)
-        assert {fault.split(":")[0] for fault in found} == {check}, found
-        assert any(text in fault for fault in found), found
-        assert all(len(fault.partition("; fix: ")[2]) > 20 for fault in found)
+@pytest.mark.parametrize("case", [*INJECTED, *RESULTS], ids=lambda case: case[2])
+def test_an_injected_fault_is_found_and_no_other(case) -> None:
+    inject, check, text = case
+    facts, results = sound(), outcome(sound())
+    inject(results if case in RESULTS else facts)
+    found = faults(facts, results if case in RESULTS else None)
+    assert {fault.split(":")[0] for fault in found} == {check}, found
+    assert any(text in fault for fault in found), found
+    assert all(len(fault.partition("; fix: ")[2]) > 20 for fault in found)
 
 
-def test_ranks_that_are_absent_are_named_with_their_node() -> None:
-    (found,) = faults(sound()[:2], results=outcome(sound()[:2]), expected=4)
-    assert found.startswith("presence: ranks 2-3 on n2: did not connect within 30 s; fix:")
-    (found,) = faults(sound(), results=outcome(sound())[:3])
-    assert found.startswith("all_reduce: rank 3 on n2: ended or hung during the all_reduce")
-    connected = [{"rank": r, "host": "n2"} for r in (2, 3)]
-    results = judge_facts(sound()[:2], 4, 30.0, "", connected)
-    (found,) = [fault for result in results for fault in result.faults]
-    assert found.startswith("presence: ranks 2-3 on n2: connected but did not report")
-    (found,) = faults(sound(), port="Address already in use")
-    assert found.startswith("port: n1 (n1): port 12345 cannot be used: Address already in use")
+STUCK = [{"rank": r, "host": "n2"} for r in (2, 3)]
+ABSENT = [
+    ((sound()[:2], outcome(sound()[:2]), 4), {}, "presence: ranks 2-3 on n2: did not connect with"),
+    ((sound(), outcome(sound())[:3]), {}, "all_reduce: rank 3 on n2: ended or hung during the all"),
+    ((sound()[:2], outcome(sound()[:2]), 4), {"connected": STUCK},
+     "presence: ranks 2-3 on n2: connected but did not report"),
+    ((sound(),), {"port_fault": "in use"}, "port: n1 (n1): port 12345 cannot be used: in use; fix"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "more", "text"), ABSENT, ids=[row[2] for row in ABSENT])
+def test_what_is_absent_or_taken_is_named_with_its_node(words, more, text) -> None:
+    (found,) = faults(*words, **more)
+    assert found.startswith(text)
 
 
 def test_nodes_simulated_on_one_machine_may_meet_at_its_loopback() -> None:
-    facts = sound()
-    for one in facts:
-        one.update(machine="m", master_ips=["127.0.0.1"], own_ips=["127.0.1.1"], cores=[0, 1])
-        one.update(machine_cores=2)
+    near = {"machine": "m", "master_ips": ["127.0.0.1"], "own_ips": ["127.0.1.1"]}
+    facts = [f | near | {"cores": [0, 1], "machine_cores": 2} for f in sound()]
     assert not faults(facts)
     # Only one node's ranks came, to that loopback: the others have met at their own.
-    found = judge.names([{**f, "machine": "m"} for f in facts[:2]])
-    assert "resolves to 127.0.0.1 between nodes" in found.faults[0]
+    assert "resolves to 127.0.0.1 between nodes" in judge.master(facts[:2]).faults[0]
     # Gloo with an interface does not need the node's name.
-    assert not faults([one | {"own_ips": ["127.0.1.1"], "interface": "ib0"} for one in sound()])
+    assert not faults([f | {"own_ips": ["127.0.1.1"], "interface": "ib0"} for f in sound()])
 
 
-def test_what_is_only_worth_knowing_is_a_note() -> None:
-    eight = {"cores": list(range(8)), "threads": 8}
-    for new, text in (
-        ({}, ""),
-        (eight, "cores: n1 has 8 for 16 threads of 2 ranks: cores oversubscribed"),
-        ({"cores": [0, 1, 2], "threads": 1}, "n1 has 3 cores for 2 GPUs, which then wait for the"),
-    ):
-        notes = notes_of([one | new for one in sound()], outcome(sound()))
-        assert text in notes and bool(text) == bool(notes), notes
-    facts = sound()
+EIGHT = {"cores": list(range(8)), "threads": 8}
+NOTES = [
+    ({}, {}, ""),
+    (EIGHT, {}, "cores: n1 has 8 for 16 threads of 2 ranks: cores oversubscribed"),
+    ({"cores": [0, 1, 2], "threads": 1}, {}, "n1 has 3 cores for 2 GPUs, which then wait for the"),
+    ({}, {"bus_mb_per_s": 60.0}, "60 MB/s is slow"),
+]
+
+
+@pytest.mark.parametrize(("fact", "result", "text"), NOTES, ids=[row[2] for row in NOTES])
+def test_what_is_only_worth_knowing_is_a_note(fact, result, text) -> None:
+    facts = [f | fact for f in sound()]
+    told = lines(facts, [r | result for r in outcome(facts)])
+    notes = [line for line in told if not line.startswith("ok ")]
+    assert bool(notes) == bool(text) and all(text in line for line in notes if "n2" not in line)
     facts[3]["gpu_name"] = "Y9"
-    notes = notes_of(facts, [one | {"bus_mb_per_s": 60.0} for one in outcome(facts)])
-    assert "60 MB/s is slow" in notes and "mixed GPU models" in notes
-
-
-def notes_of(facts: list[dict], results: list[dict]) -> str:
-    findings = judge_facts(facts, len(facts), 1.0, "") + judge_together(facts, results, TOLD)
-    assert not [f for finding in findings for f in finding.faults]
-    return "\n".join(note for finding in findings for note in finding.notes)
+    assert "note gpus: mixed GPU models: the slowest limits all" in lines(facts)
 
 
 def test_where_is_short_for_many_ranks() -> None:
     assert judge.ranges([7, 1, 2, 3, 5, 5]) == "1-3,5,7"
     facts = sound(100, 4)
     assert len(judge.where(facts)) < 300
-    for one in facts:
-        one["rank"] = 0
-    assert all(len(fault) < 700 for fault in faults(facts))
+    assert all(len(fault) < 700 for fault in faults([f | {"rank": 0} for f in facts]))

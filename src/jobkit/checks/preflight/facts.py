@@ -16,10 +16,12 @@ import jobkit
 from jobkit.errors import UsageError
 from jobkit.files import open_regular
 from jobkit.gpus import gpu_state
+from jobkit.paths import data_root, expanded
 from jobkit.payload.data import find_source
-from jobkit.payload.device import versions as versions_of
+from jobkit.payload.device import versions
 from jobkit.payload.distributed import candidate
 from jobkit.payload.place import RankEnv, expand_nodes, share_of_cores
+from jobkit.spec.runspec import RunSpec
 
 Facts = dict[str, Any]
 
@@ -38,6 +40,34 @@ def source_digest(folder: Path) -> str:
     for path in sorted(folder.rglob("*.py")):
         digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def find_facts(place: RankEnv, spec: RunSpec, run_dir: Path, environ: Mapping[str, str]) -> Facts:
+    """Return all that a process can find out alone; of the data on the rank that prepares them."""
+    threads = environ.get("OMP_NUM_THREADS", "")
+    if not threads.isdigit():
+        threads = str(share_of_cores(place.local_world_size, environ))
+    cuda = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    jobkit_version = f"{jobkit.__version__} (source {source_digest(Path(jobkit.__file__).parent)})"
+    facts = {
+        **who(place, environ),
+        **gpu(place, spec.device),
+        "cores": sorted(os.sched_getaffinity(0)),
+        "machine_cores": os.cpu_count() or 1,
+        "threads": int(threads),
+        "versions": {**versions(cuda), "jobkit": jobkit_version},  # equal on all ranks
+        "master_ips": addresses_of(place.master_addr),
+        "hostname": socket.gethostname(),
+        "own_ips": addresses_of(socket.gethostname()),
+        "interface": environ.get("GLOO_SOCKET_IFNAME", ""),
+        "nics": nics(),
+        "log_dir": str(run_dir),
+        "log_fault": write_fault(run_dir),
+    }
+    if place.rank == 0:
+        folder = expanded(spec.data_dir) if spec.data_dir else data_root()
+        facts |= data(spec.dataset, folder, (spec.train_samples, spec.test_samples))
+    return facts
 
 
 def who(place: RankEnv, environ: Mapping[str, str]) -> Facts:
@@ -71,52 +101,18 @@ def gpu(place: RankEnv, wanted: str) -> Facts:
     device = candidate(wanted, place)
     absent = wanted == "cuda" and not device.visible
     fault = device.fault or ("--device cuda, and no GPU is visible" if absent else "")
-    fact = {"gpus": device.visible, "gpu_fault": fault}
-    if not (device.visible or fault):
-        return fact
-    fact |= {
-        "driver": gpu_state(device.uuid).get("driver", ""),
-        "torch_cuda": str(torch.version.hip or torch.version.cuda),
-        "architectures": torch.cuda.get_arch_list() if torch.cuda.is_available() else [],
-    }
+    names = ("driver", "torch_cuda", "gpu", "gpu_bus", "gpu_name", "capability")
+    fact = {"gpus": device.visible, "gpu_fault": fault, "architectures": []}
+    fact |= dict.fromkeys(names, "")
+    if device.visible or fault:
+        fact["driver"] = gpu_state(device.uuid).get("driver", "")
+        fact["torch_cuda"] = str(torch.version.hip or torch.version.cuda)
+        fact["architectures"] = torch.cuda.get_arch_list() if torch.cuda.is_available() else []
     if device.visible:
         major, minor = torch.cuda.get_device_capability(device.index)
-        fact |= {
-            "gpu": device.uuid or device.bus,
-            "gpu_bus": device.bus,
-            "gpu_name": device.name,
-            "capability": "" if torch.version.hip else f"sm_{major}{minor}",
-        }
+        fact["capability"] = "" if torch.version.hip else f"sm_{major}{minor}"
+        fact |= {"gpu": device.uuid or device.bus, "gpu_bus": device.bus, "gpu_name": device.name}
     return fact
-
-
-def cores(place: RankEnv, environ: Mapping[str, str]) -> Facts:
-    """Return the cores that the rank may use, and the threads that it will start."""
-    threads = environ.get("OMP_NUM_THREADS", "")
-    return {
-        "cores": sorted(os.sched_getaffinity(0)),
-        "machine_cores": os.cpu_count() or 1,
-        "threads": int(threads)
-        if threads.isdigit()
-        else share_of_cores(place.local_world_size, environ),
-    }
-
-
-def versions() -> Facts:
-    """Return versions that must be equal on all ranks."""
-    cuda = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    digest = source_digest(Path(jobkit.__file__).parent)
-    return {"versions": {**versions_of(cuda), "jobkit": f"{jobkit.__version__} (source {digest})"}}
-
-
-def names(place: RankEnv, environ: Mapping[str, str]) -> Facts:
-    """Return what the master's name and the machine's own resolve to, seen from here."""
-    return {
-        "master_ips": addresses_of(place.master_addr),
-        "hostname": socket.gethostname(),
-        "own_ips": addresses_of(socket.gethostname()),
-        "interface": environ.get("GLOO_SOCKET_IFNAME", ""),
-    }
 
 
 def write_fault(folder: Path) -> str:

@@ -5,36 +5,11 @@ Each returns what was measured, and what is wrong with its fix.
 
 import ipaddress
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 Facts = dict[str, Any]
-
-
-@dataclass
-class CheckResult:
-    """What one check measured, and what is wrong."""
-
-    check: str
-    text: str = ""  # what was measured
-    faults: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def fault(self, where: str, what: str, fix: str) -> None:
-        """Add what is wrong."""
-        self.faults.append(f"{self.check}: {where}: {what}; fix: {fix}")
-
-    def note(self, text: str) -> None:
-        """Add what may slow a training down."""
-        self.notes.append(f"{self.check}: {text}")
-
-    def lines(self) -> list[str]:
-        """The lines for people: one for each fault and note, or one for what was measured."""
-        ok = [f"ok {self.check}: {self.text}"] if self.text and not self.faults else []
-        faults = [f"FAULT {fault}" for fault in self.faults]
-        return [*faults, *ok, *(f"note {note}" for note in self.notes)]
-
 
 # Where one of these found a fault, a group would only hang, or fail for a reason already reported.
 NEEDED_FOR_A_GROUP = ("presence", "ranks", "gpus", "master", "port")
@@ -88,6 +63,32 @@ _NO_PEER = (
 )
 
 
+@dataclass
+class CheckResult:
+    """What one check measured, what is wrong, and what may slow a training down."""
+
+    check: str
+    text: str = ""  # what was measured
+    faults: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def fault(self, place: str, what: str, fix: str) -> None:
+        """Add what is wrong."""
+        self.faults.append(f"{place}: {what}; fix: {fix}")
+
+    def fault_each(self, facts: Sequence[Facts], texts: Iterable[str], fix: str) -> None:
+        """Add the text of each of the facts as a fault: none if it is empty, one for equal ones."""
+        for text, same in grouped(facts, texts).items():
+            self.fault(where(same), text, fix)
+
+    def lines(self) -> list[str]:
+        """The lines for people: one for each fault and note, or one for what was measured."""
+        lines = [f"FAULT {self.check}: {fault}" for fault in self.faults]
+        if self.text and not self.faults:
+            lines.append(f"ok {self.check}: {self.text}")
+        return lines + [f"note {self.check}: {note}" for note in self.notes]
+
+
 # --- how ranks and nodes are written --------------------------------------------------------------
 
 
@@ -102,12 +103,6 @@ def ranges(numbers: Iterable[int]) -> str:
     return ",".join("-".join(map(str, part)) for part in parts)
 
 
-def named_ranks(facts: Iterable[Facts]) -> str:
-    """Their ranks with the word: rank 4, ranks 0-3."""
-    numbers = {f["rank"] for f in facts}
-    return f"rank{'s' * (len(numbers) > 1)} {ranges(numbers)}"
-
-
 def counted(count: int, word: str) -> str:
     """A count with its word: 1 rank, 4 ranks."""
     return f"{count} {word}{'s' * (count != 1)}"
@@ -115,21 +110,28 @@ def counted(count: int, word: str) -> str:
 
 def where(facts: Sequence[Facts]) -> str:
     """The ranks and nodes of some facts in short: ranks 0-3 on n1, rank 4 on n2."""
-    hosts = grouped(facts, lambda f: f["host"])
-    texts = [f"{named_ranks(same)} on {name}" for name, same in [*hosts.items()][:8]]
+    hosts, texts = by_host(facts), []
+    for host, same in [*hosts.items()][:8]:
+        numbers = {f["rank"] for f in same}
+        texts.append(f"rank{'s' * (len(numbers) > 1)} {ranges(numbers)} on {host}")
     return ", ".join(texts) + (f" and {len(hosts) - 8} more nodes" if len(hosts) > 8 else "")
 
 
 def nodes_of(facts: Sequence[Facts]) -> str:
     """How many nodes there are, with the word."""
-    return counted(len({f["host"] for f in facts}), "node")
+    return counted(len(by_host(facts)), "node")
 
 
-def grouped(facts: Sequence[Facts], key: Callable[[Facts], Any]) -> dict[Any, list[Facts]]:
-    """The facts by a value that they share; those with an empty one are left out."""
+def by_host(facts: Sequence[Facts]) -> dict[str, list[Facts]]:
+    """The facts of each node."""
+    return grouped(facts, [f["host"] for f in facts])
+
+
+def grouped(facts: Sequence[Facts], values: Iterable[Any]) -> dict[Any, list[Facts]]:
+    """The facts by a value of each; those whose value is empty are left out."""
     groups: dict[Any, list[Facts]] = defaultdict(list)
-    for fact in facts:
-        if value := key(fact):
+    for fact, value in zip(facts, values, strict=True):
+        if value:
             groups[value].append(fact)
     return groups
 
@@ -155,7 +157,7 @@ def judge_facts(
         ranks(facts),
         gpus(facts),
         cores(facts),
-        names(facts),
+        master(facts),
         port(facts[0], port_fault),
         versions(facts),
         logs(facts),
@@ -164,20 +166,24 @@ def judge_facts(
 
 def environment(facts: Sequence[Facts]) -> CheckResult:
     """Driver, torch's CUDA and the architectures that torch was built for: shown first."""
-    result = CheckResult("environment")
-    shown = [f for f in facts if f.get("driver") or f.get("architectures")]
-    torch = facts[0]["versions"].get("torch", "unknown")
+    torch = facts[0]["versions"]["torch"]
+    shown = [f for f in facts if f["driver"] or f["architectures"]]
     if not shown:
-        result.text = f"torch {torch}, no GPU driver found"
-        return result
-    first = shown[0]
-    built, runtime = first.get("architectures", []), first.get("torch_cuda") or "none"
-    result.text = f"driver {first.get('driver') or 'unknown'}; torch {torch} for CUDA {runtime}; "
-    result.text += f"built for {' '.join(built) or 'unknown architectures'}"
-    for capability, same in grouped(shown, lambda f: f.get("capability")).items():
-        if built and not any(runs_on(name, capability) for name in built):
-            text = f"the GPU is {capability}, and torch was built for {' '.join(built)}"
-            result.fault(where(same), text, _TORCH_FOR_GPU)
+        return CheckResult("environment", f"torch {torch}, no GPU driver found")
+    architectures, runtime = shown[0]["architectures"], shown[0]["torch_cuda"] or "none"
+    built = " ".join(architectures) or "unknown architectures"
+    driver = shown[0]["driver"] or "unknown"
+    text = f"driver {driver}; torch {torch} for CUDA {runtime}; built for {built}"
+    result = CheckResult("environment", text)
+    unfit = [
+        f
+        for f in shown
+        if f["capability"]
+        and architectures
+        and not any(runs_on(name, f["capability"]) for name in architectures)
+    ]
+    texts = [f"the GPU is {f['capability']}, and torch was built for {built}" for f in unfit]
+    result.fault_each(unfit, texts, _TORCH_FOR_GPU)
     return result
 
 
@@ -201,8 +207,7 @@ def presence(
     if len(facts) >= expected:
         return result
     reported = {f["rank"] for f in facts}
-    stuck = [f for f in connected if f["rank"] not in reported]
-    if stuck:
+    if stuck := [f for f in connected if f["rank"] not in reported]:
         text = f"connected but did not report within {waited_s:.0f} s"
         result.fault(where(stuck), text, HUNG_NODE)
     nodes, per_node = dict(enumerate(facts[0]["nodes"])), facts[0]["local_world_size"]
@@ -210,28 +215,27 @@ def presence(
         {"rank": rank, "host": nodes.get(rank // per_node, "an unknown node")}
         for rank in sorted(set(range(expected)) - reported - {f["rank"] for f in stuck})
     ]
-    for name, same in grouped(absent, lambda f: f["host"]).items():
+    for name, same in by_host(absent).items():
         fix = f"check {name} and the error lines of these ranks (did they start? can they reach "
         fix += f"{facts[0]['master_addr']}?)"
-        fix += f", or leave the node out with --exclude={name}" if facts[0]["nodes"] else ""
+        fix += f", or leave the node out with --exclude={name}" if nodes else ""
         result.fault(where(same), f"did not connect within {waited_s:.0f} s", fix)
     return result
 
 
 def ranks(facts: Sequence[Facts]) -> CheckResult:
     """Each rank is there once, those of a node follow each other, and the world size is right."""
-    hosts, size = grouped(facts, lambda f: f["host"]), facts[0]["world_size"]
+    hosts, size = by_host(facts), facts[0]["world_size"]
     result = CheckResult("ranks", f"world size {size}, each rank once; {where(facts)}")
-    for rank, same in grouped(facts, lambda f: f["rank"] + 1).items():
+    for name, same in grouped(facts, [f"rank {f['rank']}" for f in facts]).items():
         if len(same) > 1:
-            nodes = [f"{name} ({n})" for name, n in Counter(f["host"] for f in same).items()]
-            text = f"{len(same)} processes believe that they are rank {rank - 1}"
+            nodes = [f"{host} ({len(there)})" for host, there in by_host(same).items()]
+            text = f"{len(same)} processes believe that they are {name}"
             result.fault(", ".join(nodes[:8]), text, _START_WITH_SRUN)
     wrong = [f for f in facts if f["tasks"] not in (None, f["world_size"])]
-    for (claimed, tasks), same in grouped(wrong, lambda f: (f["world_size"], f["tasks"])).items():
-        text = f"world size is {claimed} and the step has {tasks} tasks"
-        result.fault(where(same), text, _START_WITH_SRUN)
-    sizes = grouped(facts, lambda f: f["world_size"])
+    texts = [f"world size is {f['world_size']} and the step has {f['tasks']} tasks" for f in wrong]
+    result.fault_each(wrong, texts, _START_WITH_SRUN)
+    sizes = grouped(facts, [f["world_size"] for f in facts])
     if len(sizes) > 1 and not wrong:
         text = ", ".join(f"{size} ({where(same)})" for size, same in sizes.items())
         result.fault("all", f"ranks differ in the world size: {text}", _START_WITH_SRUN)
@@ -251,44 +255,42 @@ def gpus(facts: Sequence[Facts]) -> CheckResult:
     Two MIG instances of one GPU have a PCI address in common, and NCCL refuses them.
     """
     result = CheckResult("gpus", "none visible: the ranks compute on their CPUs")
-    for text, same in grouped(facts, lambda f: f.get("gpu_fault")).items():
+    for text, same in grouped(facts, [f["gpu_fault"] for f in facts]).items():
         result.fault(where(same), text, _TORCH_FOR_GPU if "driver" in text else _GPU_PER_RANK)
-    with_gpu = [f for f in facts if f["gpus"]]
-    if 0 < len(with_gpu) < len(facts) and not result.faults:
-        without = [f for f in facts if not f["gpus"]]
+    with_gpu, without = ([f for f in facts if bool(f["gpus"]) is has] for has in (True, False))
+    if with_gpu and without and not result.faults:
         result.fault(where(without), "no GPU is visible, and other ranks have one", _GPU_PER_RANK)
     for key in ("gpu", "gpu_bus"):
-        same_gpu = grouped(with_gpu, lambda f, key=key: f.get(key) and (f["host"], f[key]))  # type: ignore[misc]
-        for (host, gpu), same in same_gpu.items():
+        places = [f[key] and (f["host"], f[key]) for f in with_gpu]
+        for (host, gpu), same in grouped(with_gpu, places).items():
             if len(same) > 1 and not result.faults:
                 text = f"{len(same)} ranks are on one GPU, {gpu} (host {host})"
                 result.fault(where(same), text, _GPU_PER_RANK)
-    if with_gpu:
-        kinds = sorted({f.get("gpu_name", "unknown") for f in with_gpu})
+    if kinds := sorted({f["gpu_name"] for f in with_gpu}):
         result.text = f"one per rank, none shared: {', '.join(kinds)}"
         if len(kinds) > 1:
-            result.note("mixed GPU models: the slowest limits all")
+            result.notes.append("mixed GPU models: the slowest limits all")
     return result
 
 
 def cores(facts: Sequence[Facts]) -> CheckResult:
     """No rank is bound to another's cores, or to fewer than it has threads."""
     result, texts = CheckResult("cores"), []
-    for host, same in grouped(facts, lambda f: f["host"]).items():
+    for host, same in by_host(facts).items():
         sets = {frozenset(f["cores"]) for f in same}
         total, least = frozenset.union(*sets), min(map(len, sets))
-        machine = same[0]["machine_cores"]
-        if len(same) > 1 and len(sets) == 1 and least < len(same) and len(total) < machine:
+        machine, threads = same[0]["machine_cores"], sum(f["threads"] for f in same)
+        if len(same) > 1 and len(sets) == 1 and least < len(same) and least < machine:
             text = f"all share {counted(least, 'core')} ({ranges(total)}) of {machine}"
             result.fault(where(same), text, _BIND_CORES)
         elif len(sets) > 1 and sum(map(len, sets)) > len(total):
             pairs = ", ".join(f"rank {f['rank']}: {ranges(f['cores'])}" for f in same[:4])
             result.fault(where(same), f"bound to cores that overlap ({pairs})", _BIND_CORES)
-        if (threads := sum(f["threads"] for f in same)) > len(total):
+        if threads > len(total):
             of = f"{threads} threads of {len(same)} ranks"
-            result.note(f"{host} has {len(total)} for {of}: cores oversubscribed")
+            result.notes.append(f"{host} has {len(total)} for {of}: cores oversubscribed")
         if same[0]["gpus"] and len(total) < MIN_CORES_PER_GPU * len(same):
-            result.note(
+            result.notes.append(
                 f"{host} has {counted(len(total), 'core')} for {counted(len(same), 'GPU')}, which "
                 f"then wait for the host: ask for --cpus-per-task={MIN_CORES_PER_GPU} or more"
             )
@@ -296,15 +298,16 @@ def cores(facts: Sequence[Facts]) -> CheckResult:
         texts.append(f"{host} {least} of {machine} cores{shared}")
     result.text = "; ".join(texts[:4]) + "; ..." * (len(texts) > 4)
     few = [f for f in facts if len(f["cores"]) < f["threads"]]
-    for (threads, count), same in grouped(few, lambda f: (f["threads"], len(f["cores"]))).items():
+    counts = [(f["threads"], len(f["cores"])) for f in few]
+    for (threads, count), same in grouped(few, counts).items():
         text = f"{threads} threads on {counted(count, 'core')}"
         result.fault(where(same), text, f"OMP_NUM_THREADS={count}, or more --cpus-per-task")
     return result
 
 
-def names(facts: Sequence[Facts]) -> CheckResult:
+def master(facts: Sequence[Facts]) -> CheckResult:
     """The master's name, and each node's own, resolve to what others can reach."""
-    chief, hosts = facts[0], len({f["host"] for f in facts})
+    chief, hosts = facts[0], len(by_host(facts))
     name, number = chief["master_addr"], chief["master_port"]
     text = f"{name}:{number}" if number else name
     text += f" is {', '.join(chief['master_ips'][:2])}, reached from {nodes_of(facts)}"
@@ -313,7 +316,7 @@ def names(facts: Sequence[Facts]) -> CheckResult:
     # Nodes that are simulated on one machine do reach each other at its loopback.
     if nodes == 1 or (len({f["machine"] for f in facts}) == 1 and hosts == nodes):
         return result
-    for ip, same in grouped(facts, lambda f: _loopback(f["master_ips"])).items():
+    for ip, same in grouped(facts, [_loopback(f["master_ips"]) for f in facts]).items():
         text = f"the master's name {name} resolves to {ip} between nodes"
         result.fault(where(same), text, _NAME)
     for fact in () if result.faults else facts:
@@ -346,21 +349,20 @@ def versions(facts: Sequence[Facts]) -> CheckResult:
     text = ", ".join(f"{name} {value}" for name, value in facts[0]["versions"].items())
     result = CheckResult("versions", text)
     for name in sorted({name for f in facts for name in f["versions"]}):
-        values = grouped(facts, lambda f, name=name: f["versions"].get(name, "none"))  # type: ignore[misc]
-        usual = max(values, key=lambda value: len(values[value]))
-        for value, same in values.items():
-            if value != usual:
-                text = f"{name} is {value}, and {usual} on the other ranks"
-                result.fault(where(same), text, _SAME_CODE)
+        values = [f["versions"].get(name, "none") for f in facts]
+        ((usual, _),) = Counter(values).most_common(1)
+        texts = [v != usual and f"{name} is {v}, and {usual} on the other ranks" for v in values]
+        result.fault_each(facts, texts, _SAME_CODE)
     return result
 
 
 def logs(facts: Sequence[Facts]) -> CheckResult:
     """Each node can write to the run's folder."""
-    result = CheckResult("logs", f"{facts[0]['log_dir']} is writable from {nodes_of(facts)}")
-    for text, same in grouped(facts, lambda f: f["log_fault"]).items():
-        text = f"{same[0]['log_dir']} cannot be written: {text}"
-        result.fault(where(same), text, _SHARED_FOLDER)
+    folder = facts[0]["log_dir"]
+    result = CheckResult("logs", f"{folder} is writable from {nodes_of(facts)}")
+    blocked = [f for f in facts if f["log_fault"]]
+    texts = [f"{f['log_dir']} cannot be written: {f['log_fault']}" for f in blocked]
+    result.fault_each(blocked, texts, _SHARED_FOLDER)
     return result
 
 
@@ -378,16 +380,11 @@ def judge_together(
             text = f"{folder} is another folder here: a file of the master's node is not there"
             shared.fault(where(blind), text, _SHARED_FOLDER)
     checks = [shared, data(facts, results)]
-    if not task["group"]:
-        skipped = CheckResult("all_reduce")
-        skipped.note("not checked, nor the bandwidth, because of the faults above")
-        return [*checks, skipped]
-    return [
-        *checks,
-        all_reduce(facts, results),
-        transports(facts, results),
-        bandwidth(facts, results),
-    ]
+    if task["group"]:
+        measured = (all_reduce, transports, bandwidth)
+        return checks + [check(facts, results) for check in measured]
+    note = "not checked, nor the bandwidth, because of the faults above"
+    return [*checks, CheckResult("all_reduce", notes=[note])]
 
 
 def data(facts: Sequence[Facts], results: Sequence[Facts]) -> CheckResult:
@@ -395,66 +392,34 @@ def data(facts: Sequence[Facts], results: Sequence[Facts]) -> CheckResult:
     result = CheckResult("data")
     chief = next((f for f in facts if "dataset" in f), None)
     if chief is None:
-        result.note("not checked: rank 0 did not report")
+        result.notes.append("not checked: rank 0 did not report")
         return result
-    name, prepare = chief["dataset"], _PREPARE.format(chief["dataset"])
+    name, cache, prepare = chief["dataset"], chief["cache"], _PREPARE.format(chief["dataset"])
     result.text = f"{name}: not prepared yet; rank 0 makes it in {chief['data_dir']}"
-    if chief["cache"]:
-        result.text = f"{name}: {chief['cache']} complete on {nodes_of(facts)}"
-    if chief["data_fault"]:
-        result.fault(where([chief]), chief["data_fault"], prepare)
-    for text, same in grouped(results, lambda r: r.get("cache_fault")).items():
-        result.fault(where(same), f"{chief['cache']} cannot be used: {text}", prepare)
+    if cache:
+        result.text = f"{name}: {cache} complete on {nodes_of(facts)}"
+    result.fault_each([chief], [chief["data_fault"]], prepare)
+    for text, same in grouped(results, [r.get("cache_fault") for r in results]).items():
+        result.fault(where(same), f"{cache} cannot be used: {text}", prepare)
     return result
 
 
 def all_reduce(facts: Sequence[Facts], results: Sequence[Facts]) -> CheckResult:
     """The sum over all ranks is right on every rank, and large sums between the nodes are."""
-    size = len(facts)
+    size, reported = len(facts), {r["rank"] for r in results}
     total = size * (size + 1) / 2
     result = CheckResult("all_reduce")
-    for text, same in grouped(results, lambda r: r.get("group_fault")).items():
-        result.fault(where(same), text, _REACH)
-    silent = {f["rank"] for f in facts} - {r["rank"] for r in results}
-    if silent:
-        lost = [f for f in facts if f["rank"] in silent]
-        result.fault(where(lost), "ended or hung during the all_reduce", _REACH)
-    for value, same in grouped(results, lambda r: r.get("sum")).items():
-        if value != total:
-            result.fault(where(same), f"the sum is {value}, and {total} is right", _REACH)
-    for text, same in grouped(results, lambda r: r.get("wrong_sums")).items():
-        result.fault(where(same), text, _WRONG_SUM)
+    result.fault_each(results, [r.get("group_fault", "") for r in results], _REACH)
+    if silent := [f for f in facts if f["rank"] not in reported]:
+        result.fault(where(silent), "ended or hung during the all_reduce", _REACH)
+    wrong = [r for r in results if r.get("sum", total) != total]
+    texts = [f"the sum is {r['sum']}, and {total} is right" for r in wrong]
+    result.fault_each(wrong, texts, _REACH)
+    result.fault_each(results, [r.get("wrong_sums", "") for r in results], _WRONG_SUM)
     if not result.faults:
         latency = f"{results[0]['latency_us']:.0f} us"
         with_ = f"{counted(size, 'rank')} with {results[0]['backend']}"
         result.text = f"right over {with_}; latency {latency}"
-    return result
-
-
-def bandwidth(facts: Sequence[Facts], results: Sequence[Facts]) -> CheckResult:
-    """The bandwidth of an all_reduce between the nodes; a fault where it is absurd.
-
-    Only between nodes: inside a node there is no interface that could be the wrong one. With NCCL
-    a share of the rate of each node's fastest interface is expected, the least over the nodes.
-    """
-    timed = next((r for r in results if "bus_mb_per_s" in r), None)
-    if timed is None:
-        return CheckResult("bandwidth", "" if len(facts) > 1 else "one rank: nothing to measure")
-    nodes = len({f["host"] for f in facts}) > 1
-    speed, backend = timed["bus_mb_per_s"], timed.get("backend", "")
-    between = f"between {timed['members']} {'nodes' if nodes else 'ranks of a node'}"
-    text = f"busbw {speed / 1e3:.3g} GB/s {between} (all_reduce of {timed['mib']:g} MiB)"
-    result, expected = CheckResult("bandwidth", text), _MIN_GLOO_MB_PER_S
-    if backend == "nccl":
-        rates = [max(f["nics"].values()) for f in facts if f.get("nics")]
-        expected = min(rates) / 8 * 1000 * _MIN_SHARE_OF_RATE if rates else _MIN_NCCL_MB_PER_S
-    if speed < _ABSURD_MB_PER_S and nodes:
-        result.fault(where(results), text, _REACH)
-    elif speed < expected and nodes:
-        result.note(
-            f"{speed:.0f} MB/s is slow for {backend} on this network, of which {expected:.0f} are "
-            "expected at least: check the interface"
-        )
     return result
 
 
@@ -468,18 +433,18 @@ def transports(facts: Sequence[Facts], results: Sequence[Facts]) -> CheckResult:
     for first, second, way in (link for r in results for link in r.get("links", [])):
         ways[way].add((first, second))
     if not ways:
-        result.note("NCCL's log has no line of a connection (NCCL_DEBUG_FILE)")
+        result.notes.append("NCCL's log has no line of a connection (NCCL_DEBUG_FILE)")
     result.text = "; ".join(f"{way} between {_pairs(ways[way])}" for way in sorted(ways))
     fast = sorted({name for f in facts for name in f.get("nics", {})})
     for way, pairs in sorted(ways.items()):
         near = {pair for pair in pairs if hosts.get(pair[0]) == hosts.get(pair[1])}
         if way.startswith("NET/Socket"):
             there = f", and there are {', '.join(fast[:4])}" if fast else ""
-            result.note(f"NCCL uses TCP ({way}) between {_pairs(pairs)}{there}: {_TCP}")
+            result.notes.append(f"NCCL uses TCP ({way}) between {_pairs(pairs)}{there}: {_TCP}")
         elif way.startswith(("NET/", "SHM")) and near:
-            result.note(f"{way} between {_pairs(near)} of a node: {_NO_PEER}")
+            result.notes.append(f"{way} between {_pairs(near)} of a node: {_NO_PEER}")
         elif way.startswith("NET/") and not way.endswith("GDRDMA"):
-            result.note(
+            result.notes.append(
                 f"{way} between {_pairs(pairs)} is without GPUDirect RDMA: it copies by way of the "
                 "host's memory (nvidia_peermem or dma-buf is missing)"
             )
@@ -490,3 +455,30 @@ def _pairs(pairs: Iterable[tuple[int, int]]) -> str:
     numbers = sorted(pairs)
     first = ", ".join(f"{a}-{b}" for a, b in numbers[:3]) + ", ..." * (len(numbers) > 3)
     return f"{counted(len(numbers), 'pair')} of ranks ({first})"
+
+
+def bandwidth(facts: Sequence[Facts], results: Sequence[Facts]) -> CheckResult:
+    """The bandwidth of an all_reduce between the nodes; a fault where it is absurd.
+
+    Only between nodes: inside a node there is no interface that could be the wrong one. With NCCL
+    a share of the rate of each node's fastest interface is expected, the least over the nodes.
+    """
+    timed = next((r for r in results if "bus_mb_per_s" in r), None)
+    if timed is None:
+        return CheckResult("bandwidth", "" if len(facts) > 1 else "one rank: nothing to measure")
+    nodes = len(by_host(facts)) > 1
+    speed, backend = timed["bus_mb_per_s"], timed["backend"]
+    between = f"between {timed['members']} {'nodes' if nodes else 'ranks of a node'}"
+    text = f"busbw {speed / 1e3:.3g} GB/s {between} (all_reduce of {timed['mib']:g} MiB)"
+    result, expected = CheckResult("bandwidth", text), _MIN_GLOO_MB_PER_S
+    if backend == "nccl":
+        rates = [max(f["nics"].values()) for f in facts if f.get("nics")]
+        expected = min(rates) / 8 * 1000 * _MIN_SHARE_OF_RATE if rates else _MIN_NCCL_MB_PER_S
+    if speed < _ABSURD_MB_PER_S and nodes:
+        result.fault(where(results), text, _REACH)
+    elif speed < expected and nodes:
+        result.notes.append(
+            f"{speed:.0f} MB/s is slow for {backend} on this network, of which {expected:.0f} are "
+            "expected at least: check the interface"
+        )
+    return result

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jobkit.checks.preflight import facts as find
+from jobkit.checks.preflight.facts import addresses_of, find_facts, unreadable, who
 from jobkit.checks.preflight.group import together
 from jobkit.checks.preflight.judge import (
     HUNG_NODE,
@@ -35,7 +35,6 @@ from jobkit.checks.preflight.rendezvous import (
     listen,
 )
 from jobkit.errors import Exit
-from jobkit.paths import data_root, expanded
 from jobkit.payload.place import default_port, read_rank_env
 from jobkit.spec.runspec import RunSpec
 
@@ -61,7 +60,9 @@ class PreflightRank:
         self._group_s = max(timeout_s / 2, 5.0)  # for the group, and each of its collectives
         self._together_s = self._group_s + 12  # for all that the ranks do together
         self._place = read_rank_env()
-        self._who = find.who(self._place, os.environ)
+        place = who(self._place, os.environ)
+        self._name = {"host": place["host"], "rank": place["rank"]}
+        self._expected = place["tasks"] or place["world_size"]
         self._token = f"alone {os.getpid()}"
         if self._place.master_port:
             words = [os.environ.get(name, "-") for name in _IDENTITY]
@@ -71,25 +72,23 @@ class PreflightRank:
         """Check with the other ranks; return the exit code."""
         # Should all else hang, in a driver or a file system, the kernel ends the process.
         signal.alarm(int(self._timeout_s + self._together_s + 3))
-        place = self._place
-        ips = find.addresses_of(place.master_addr)
-        # A port beside the master's, which must be free for torch's store.
-        port = default_port(place.master_port, 1) if place.master_port else 0
+        place, port = self._place, self._place.master_port
+        ips = addresses_of(place.master_addr)
+        # Ports beside the master's, which must be free for torch's store.
+        ports = [default_port(port, n) for n in (1, 2, 3)] if port else [0]
         try:
             if not ips:
                 raise Unreachable("the name does not resolve to an address")
-            met = connect_or_listen(
-                lambda: self._connect(port),
-                port,
-                listens=place.rank == 0 and is_here(ips),
-                timeout_s=self._timeout_s,
-            )
+            listens = place.rank == 0 and is_here(ips)
+            met = connect_or_listen(self._connect, ports, listens, self._timeout_s)
             if isinstance(met, Connection):
                 return self._take_part(met)
-            port = met.getsockname()[1]
-            part = threading.Thread(
-                target=lambda: self._take_part(self._connect(port)), daemon=True
-            )
+            here = met.getsockname()[1]
+
+            def take_part() -> None:
+                self._take_part(self._connect(here))
+
+            part = threading.Thread(target=take_part, daemon=True)
             part.start()
             code = self._coordinate(Rendezvous(met, self._token))
             part.join(1)
@@ -100,14 +99,13 @@ class PreflightRank:
             signal.alarm(0)
 
     def _connect(self, port: int) -> Connection:
-        name = {"host": self._who["host"], "rank": self._who["rank"]}
-        return connect(self._place.master_addr, port, self._token, name)
+        return connect(self._place.master_addr, port, self._token, self._name)
 
     def _alone(self, why: str) -> int:
         """Report from this process alone that the others cannot be reached."""
         result = CheckResult("master")
         why = f"{self._place.master_addr} cannot be reached ({why})"
-        result.fault(where([self._who]), why, _REACH_MASTER)
+        result.fault(where([self._name]), why, _REACH_MASTER)
         return self._show([result])
 
     def _show(self, results: Sequence[CheckResult]) -> int:
@@ -122,54 +120,36 @@ class PreflightRank:
     def _take_part(self, connection: Connection) -> int:
         """Send the facts, do the coordinator's task, send the results, wait for the end."""
         try:
-            connection.send({"stage": FACTS, **self._facts()})
+            facts = find_facts(self._place, self._spec, self._run_dir, os.environ)
+            connection.send({"stage": FACTS, **facts})
             task = connection.receive(self._timeout_s + self._together_s)
             # The run's folder may be another one on another node, and so may that of the data.
             results: dict[str, Any] = {"hidden": not (self._run_dir / task["probe"]).exists()}
             if task["cache"] and self._place.local_rank == 0:
-                results["cache_fault"] = find.unreadable(Path(task["cache"]))
+                results["cache_fault"] = unreadable(Path(task["cache"]))
             if task["group"]:
                 results |= together(self._place, self._spec.device, self._group_s)
-            name = {"host": self._who["host"], "rank": self._who["rank"]}
-            connection.send({"stage": RESULTS, **name, **results})
+            connection.send({"stage": RESULTS, **self._name, **results})
             connection.receive(self._together_s)
         except (OSError, ValueError) as error:
             return self._alone(f"the coordinator ended early: {error}")
         connection.close()
         return Exit.OK
 
-    def _facts(self) -> find.Facts:
-        """Return all that this process can find out alone."""
-        place, spec = self._place, self._spec
-        facts = {
-            **self._who,
-            **find.gpu(place, spec.device),
-            **find.cores(place, os.environ),
-            **find.versions(),
-            **find.names(place, os.environ),
-            "nics": find.nics(),
-            "log_dir": str(self._run_dir),
-            "log_fault": find.write_fault(self._run_dir),
-        }
-        if place.rank == 0:  # which prepares the data in a training
-            folder = expanded(spec.data_dir) if spec.data_dir else data_root()
-            facts |= find.data(spec.dataset, folder, (spec.train_samples, spec.test_samples))
-        return facts
-
     def _coordinate(self, meeting: Rendezvous) -> int:
         """Gather what the ranks found out alone, then what they did together; report both."""
         for number in (signal.SIGTERM, signal.SIGINT):  # srun ends all ranks when one fails
             signal.signal(number, lambda *_: setattr(meeting, "hurried", True))
-        expected = self._who["tasks"] or self._place.world_size
         left = self._start + self._timeout_s - time.monotonic()
-        facts = meeting.gather(FACTS, expected, left)
+        facts = meeting.gather(FACTS, self._expected, left)
         if not facts:
             result = CheckResult("presence")
             result.fault(where(meeting.connected) or "all", "no rank has reported", HUNG_NODE)
             return self._show([result])
         facts.sort(key=lambda f: (f["rank"], f["host"], f["pid"]))
         waited_s = time.monotonic() - self._start
-        checks = judge_facts(facts, expected, waited_s, self._port_fault(), meeting.connected)
+        fault = self._port_fault()
+        checks = judge_facts(facts, self._expected, waited_s, fault, meeting.connected)
         with contextlib.ExitStack() as stack:
             probe = ""
             with contextlib.suppress(OSError):  # a fault of its own tells why

@@ -1,8 +1,8 @@
 """Where the processes of a preflight exchange facts: JSON lines over TCP, every wait bounded.
 
-Rank 0 listens, the others connect. A process says hello, sends its message of a stage, and is
-answered when the stage is over. A hello must prove the job's token, and messages are bounded in
-size; beyond that the network between ranks is trusted.
+Rank 0 listens, the others connect. A process proves the job's token, sends its message of a stage,
+and is answered when the stage is over. Lines are bounded in size, and nothing is read of one that
+has not proved the token; beyond that the network between ranks is trusted.
 
 torch's TCPStore is no substitute. Tried with torch 2.14: in its only thread the server looks up the
 name of every client, so that a name server that hangs (which a preflight has to find) stops it for
@@ -16,12 +16,12 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 Message = dict[str, Any]
 FACTS, RESULTS = "facts", "results"  # the stages
-_HELLO_S = 4.0  # for hello and its answer, which comes at once
+_HELLO_S = 4.0  # to prove the token; the answer comes at once
 _POLL_S = 0.05
 _MESSAGE_BYTES = 1 << 18  # the names of 4,096 nodes are an eighth of it
 
@@ -39,21 +39,24 @@ class Connection:
 
     def send(self, message: Message) -> None:
         """Send a message; raises OSError where the other side has closed."""
-        self._socket.sendall(json.dumps(message).encode() + b"\n")
+        self.send_line(json.dumps(message))
 
     def receive(self, timeout_s: float | None) -> Message:
         """Return the next message; raises OSError (also for the timeout) or ValueError."""
+        message: Message = json.loads(self.receive_line(timeout_s))
+        return message
+
+    def send_line(self, line: str) -> None:
+        """Send one line of text."""
+        self._socket.sendall(line.encode() + b"\n")
+
+    def receive_line(self, timeout_s: float | None) -> str:
+        """Return the next line of text; raises OSError or ValueError."""
         self._socket.settimeout(timeout_s)
         line = self._file.readline(_MESSAGE_BYTES)
         if not line.endswith(b"\n"):
             raise ConnectionResetError("the connection was closed")
-        try:
-            message = json.loads(line)
-        except RecursionError:
-            raise ValueError("nested too deeply") from None
-        if not isinstance(message, dict):
-            raise ValueError("not an object")
-        return message
+        return line[:-1].decode()
 
     def close(self) -> None:
         """Close the connection; the other side sees its end."""
@@ -77,8 +80,9 @@ def connect(host: str, port: int, token: str, name: Message) -> Connection:
     except OSError as error:
         raise Unreachable(f"port {port}: {error.strerror or error}") from None
     with contextlib.suppress(OSError, ValueError):
-        rendezvous.send({**name, "hello": _proof(token, "rank")})
-        if rendezvous.receive(_HELLO_S).get("hello") == _proof(token, "rendezvous"):
+        rendezvous.send_line(_proof(token, "rank"))
+        rendezvous.send(name)
+        if rendezvous.receive_line(_HELLO_S) == _proof(token, "rendezvous"):
             return rendezvous
     rendezvous.close()
     raise Unreachable(f"port {port}: another program or another job listens there")
@@ -87,11 +91,11 @@ def connect(host: str, port: int, token: str, name: Message) -> Connection:
 class Rendezvous:
     """Collects one message of each process, stage by stage, and answers all of them at once.
 
-    A message of a stage is taken as it is: its sender has proved the token.
+    A message is taken as it is: its sender has proved the token.
     """
 
     def __init__(self, listener: socket.socket, token: str) -> None:
-        self.connected: list[Message] = []  # every hello, be it followed by a message or not
+        self.connected: list[Message] = []  # the name of each, be it followed by a message or not
         self.hurried = False  # set: wait for no process any longer
         self._messages: dict[str, dict[Connection, Message]] = {FACTS: {}, RESULTS: {}}
         self._members: set[Connection] = set()  # those who are connected now
@@ -104,12 +108,12 @@ class Rendezvous:
 
     def _serve(self, member: Connection, token: str) -> None:
         """Serve one connection until it ends, or breaks the rules."""
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            hello = member.receive(_HELLO_S)
-            if hello.get("hello") == _proof(token, "rank"):
+        with contextlib.suppress(OSError, ValueError):
+            if member.receive_line(_HELLO_S) == _proof(token, "rank"):
+                name = member.receive(_HELLO_S)
                 self._members.add(member)
-                self.connected.append(hello)
-                member.send({"hello": _proof(token, "rendezvous")})
+                self.connected.append(name)
+                member.send_line(_proof(token, "rendezvous"))
                 while True:
                     message = member.receive(None)
                     self._messages[message["stage"]][member] = message
@@ -173,21 +177,27 @@ def listen(port: int) -> socket.socket:
 
 
 def connect_or_listen(
-    join: Callable[[], Connection], port: int, *, listens: bool, timeout_s: float
+    join: Callable[[int], Connection], ports: Sequence[int], listens: bool, timeout_s: float
 ) -> Connection | socket.socket:
     """Return the connection to the job's rendezvous, or a listener where there is none yet.
 
-    listens: whether this process may be it: it is on the master's machine and believes that it is
-    rank 0, as several may. Raises Unreachable.
+    ports: tried in order, as another program may have one. listens: whether this process may be
+    the rendezvous: it is on the master's machine and believes that it is rank 0, as several may.
+    Raises Unreachable.
     """
-    end = time.monotonic() + timeout_s
+    taken, end = set(), time.monotonic() + timeout_s
     while True:
-        try:
-            return join()
-        except Unreachable:
+        for port in ports:
+            try:
+                return join(port)
+            except Unreachable:
+                if time.monotonic() > end:
+                    raise
             if listens:
-                with contextlib.suppress(OSError):  # taken: by another of the job's, or for good
+                try:
                     return listen(port)
-            if time.monotonic() > end:
-                raise
+                except OSError:
+                    if port not in taken:  # by another of the job's, perhaps: then it can be joined
+                        taken.add(port)
+                        break
         time.sleep(_POLL_S)
