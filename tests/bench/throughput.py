@@ -197,7 +197,7 @@ def payload(precision: str, threads: int, compiled: bool) -> Callable[[str], flo
         compile=compiled,
     )  # fmt: skip
     job = RankJob(spec=spec, place=read_rank_env(), paths=None, dry_run=True)
-    trainer = set_up(job, Reporter(None, 0, 1), {})
+    trainer = set_up(job, Reporter(None, 0, 1))
     ready = trainer.data.training_batch(torch.arange(BATCH), 0)
     loads = {"": trainer.data.training_batch, "nodata": lambda *_: ready}
 

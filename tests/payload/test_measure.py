@@ -14,6 +14,7 @@ from jobkit.payload.batches import Batches, DeviceData, Step
 from jobkit.payload.data import synthetic
 from jobkit.payload.model import build_model
 from jobkit.payload.place import RankEnv
+from jobkit.payload.report import Reporter
 from jobkit.payload.strategies.base import make_optimizer
 from jobkit.payload.strategies.ddp import _empty_in_fp32
 from jobkit.payload.strategies.local import Single
@@ -168,7 +169,7 @@ def test_compiling_for_the_last_batch_is_not_timed(
         batches=Batches(43, 8, 0, 1, 1, 0),
         strategy=strategy,
         optimizer=make_optimizer(strategy),
-        report=SimpleNamespace(),  # type: ignore[arg-type]
+        report=Reporter(None, 0, 0),
     )
     sizes: set[int] = set()
     now = [0.0]

@@ -1,7 +1,10 @@
 """The models, the user's own, and the parts of the recipe, each alone."""
 
+import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -131,23 +134,42 @@ REDUCE = RunSpec(strategy="fsdp", fsdp_reduce_fp32=False, precision="fp32")
         (RunSpec(lr_base_batch_size=64), "cpu", ["--lr-base-batch-size has no effect"]),
         (RunSpec(lr_base_batch_size=64, lr_scaling="sqrt"), "cpu", []),
         (RunSpec(model="own_models:ten", width=2), "cpu", ["--width has no effect"]),
+        (RunSpec(fp32="tf32", device="cpu"), "cpu", ["--fp32 has no effect: it needs a GPU"]),
+        (RunSpec(fp32="tf32", deterministic=True, device="cpu"), "cuda", []),
+        (RunSpec(fp32="ieee"), "cpu", []),  # as the spec.json of a run on a CPU has it
+        (RunSpec(deterministic=True), "cpu", ["--deterministic has no effect: it needs a GPU"]),
         (REDUCE, "cpu", ["--fsdp-reduce-fp32 has no effect: it needs a lower precision"]),
     ],
 )
-def test_a_setting_without_effect_is_told(spec: RunSpec, device: str, lines: list[str]) -> None:
-    said = run.without_effect(spec, device)
+def test_a_setting_without_effect_is_told(
+    monkeypatch: pytest.MonkeyPatch, spec: RunSpec, device: str, lines: list[str]
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    said = [*run.warnings_of(spec, RankEnv(), device, 1000, normalised=False)]
     assert len(said) == len(lines)
     assert all(any(s.startswith(line) for s in said) for line in lines)
 
 
-def test_batches_and_ranks_that_do_not_fit_are_told() -> None:
-    cpu, many = torch.device("cpu"), RankEnv(world_size=10_000, local_world_size=10_000)
-    (batch,) = run.of_size(RunSpec(), RankEnv(), cpu, 100)
-    assert "global batch of 512 is more than the 100 training samples" in batch
-    (ranks,) = run.of_size(RunSpec(), many, cpu, 1000)
-    assert "10000 ranks share" in ranks
-    (cores,) = run.of_size(RunSpec(), many, torch.device("cuda", 0), 1000)
-    assert "1 CPU core for each GPU" in cores and "--cpus-per-task=8" in cores
+@pytest.mark.parametrize(
+    ("device", "settings", "ranks", "samples", "line"),
+    [
+        ("cpu", {}, 1, 100, "global batch of 512 is more than the 100 training samples"),
+        ("cpu", {}, 10_000, 1000, "10000 ranks share"),
+        ("cuda", {}, 10_000, 1000, "1 CPU core for each GPU: .* give --cpus-per-task=8"),
+        ("", {"ranks_per_node": 2}, 1, 1000, "statistics over each rank's own part"),
+        ("", {"ranks_per_node": 2, "strategy": "pp"}, 1, 1000, "statistics over each microbatch"),
+        ("", {"ranks_per_node": 2, "strategy": "mp"}, 1, 1000, None),
+        ("", {"ranks_per_node": 2, "sync_batchnorm": True}, 1, 1000, None),
+        ("", {}, 1, 1000, None),
+    ],
+)
+def test_what_spoils_the_numbers_is_told(
+    device: str, settings: dict[str, Any], ranks: int, samples: int, line: str | None
+) -> None:
+    place = RankEnv(world_size=ranks, local_world_size=ranks)
+    said = [*run.warnings_of(RunSpec(**settings), place, device, samples, normalised=not device)]
+    assert len(said) == (line is not None)
+    assert line is None or re.search(line, said[0])
 
 
 def test_a_place_comes_from_torchrun_else_slurm_else_one_process() -> None:

@@ -15,7 +15,6 @@ from jobkit.payload import run
 from jobkit.payload.device import configure, recorded, resolved, seed_rank, set_environment
 from jobkit.payload.place import RankEnv
 from jobkit.payload.report import Reporter
-from jobkit.payload.run import without_effect
 from jobkit.payload.train import Trainer
 from jobkit.spec.runspec import RunSpec
 from support.fake_cuda import GPU
@@ -63,13 +62,6 @@ def test_on_the_cpu_nothing_is_set_or_recorded() -> None:
     configure(spec, torch.device("cpu"))
     assert (environ, flags()) == ({}, before)
     assert recorded(torch.device("cpu")) == {}
-    assert without_effect(spec, "cpu") == [
-        "--fp32 has no effect: it needs a GPU",
-        "--deterministic has no effect: it needs a GPU",
-    ]
-    assert without_effect(spec, "cuda") == []
-    # As the spec.json of a run on a CPU has it.
-    assert without_effect(RunSpec(fp32="ieee"), "cpu") == []
 
 
 def test_a_variable_of_the_users_is_kept_and_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +88,7 @@ def test_the_variables_are_there_before_the_first_call_of_cuda(
     spec = RunSpec(deterministic=True, device="cuda")
     job = run.RankJob(spec=spec, place=RankEnv(), paths=None)
     with pytest.raises(FirstCall):
-        run.set_up(job, Reporter(None, 0, 0), {})
+        run.set_up(job, Reporter(None, 0, 0))
     torch.distributed.destroy_process_group()
     assert seen == [VARIABLES]
     for name in VARIABLES:

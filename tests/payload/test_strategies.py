@@ -10,7 +10,6 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from jobkit.errors import UsageError
-from jobkit.payload import run
 from jobkit.payload.distributed import Group
 from jobkit.payload.model import build_model
 from jobkit.payload.place import RankEnv
@@ -151,18 +150,6 @@ def test_what_means_nothing_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(UsageError, match=line):
         made(name, place=place, **settings)
-
-
-def test_batch_normalisation_is_told_where_it_depends_on_the_ranks() -> None:
-    said = {
-        name: run.of_batch_norm(True, RunSpec(strategy=name, ranks_per_node=2))
-        for name in ("ddp", "pp", "mp")
-    }
-    assert "over each rank's own part" in said["ddp"][0]
-    assert "over each microbatch" in said["pp"][0]
-    assert said["mp"] == []
-    assert run.of_batch_norm(True, RunSpec(ranks_per_node=2, sync_batchnorm=True)) == []
-    assert run.of_batch_norm(False, RunSpec(ranks_per_node=2)) == []
 
 
 def test_ddp_reduces_in_the_last_micro_batch_only() -> None:

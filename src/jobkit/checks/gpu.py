@@ -39,10 +39,6 @@ class NoWaits:
         self.device, self.steps, self.seen = device, steps, 0
         self.begun = self.issue_s = 0.0
 
-    def wants(self, trainer: Trainer) -> bool:
-        """Return True: every step is observed."""
-        return True
-
     def before(self, trainer: Trainer, step: Step) -> None:
         """Forbid waits from the first step on."""
         if self.seen == 0:
@@ -84,7 +80,7 @@ def epoch(spec: RunSpec, group: Group) -> list[str]:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     observer = NoWaits(device, len(trainer.batches))
-    trainer.observers = [observer]
+    trainer.before_step, trainer.after_step = [observer.before], [observer.after]
     waits = ""
     try:
         trainer.train_epoch(1)

@@ -3,7 +3,7 @@
 import os
 import time
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from jobkit.metric.kinds import MetricWriter
 from jobkit.payload.place import RankEnv
@@ -12,50 +12,54 @@ from jobkit.program.machine import watch
 from jobkit.program.why import Why
 from jobkit.program.windows import Meter
 
+if TYPE_CHECKING:
+    from jobkit.payload.train import Clock
+
 
 class StepWindows(Meter):
-    """Measures the steps between two evaluations; each rank writes its own windows.
+    """Measures the steps between two evaluations, from start() on; each rank writes its windows.
 
     Rank 0's are among its other records. An error is one warning, and ends no training.
     """
 
-    def __init__(
-        self, report: Reporter, place: RankEnv, warmup: int, gpus: int = 1, why: int = 0
-    ) -> None:
-        super().__init__("images", None, warmup, "training", None, environment={})
-        self.why = Why(why, self._warmup)
-        self._clock: Any = None  # of the epoch, which leaves profiled steps out as well
-        self._before = (0, 0.0, 0.0)  # its values before the profiled steps
+    _clock: "Clock"  # of the epoch, which leaves profiled steps out as well
+    _before: tuple[int, float, float]  # its values before the profiled steps
+
+    def __init__(self, report: Reporter, place: RankEnv, gpus: int) -> None:
+        super().__init__("images", None, 0, "training", None, environment={})
         self._place, self._gpus = {**os.environ, "LOCAL_RANK": str(place.local_rank)}, gpus
         self._report, self.rank, self._world = report, place.rank, place.world_size
         self._own: MetricWriter | None = None
+        self.on = False
+
+    def start(self, warmup: int, why: int) -> None:
+        """Measure from now on; why: steps to profile at a place, 0 for none."""
+        self.on, self._warmup, self.why = True, warmup, Why(why, warmup)
 
     def _open(self, work: float | None) -> None:
         """Have a writer at the first step: a rank that trains nothing leaves no file."""
-        writer = self._report.writer
-        if writer is None:
-            writer = self._own = self._report.rank_writer()
-        self._writer = writer
-        self.on = writer is not None
-        self._sampler = watch(
-            partial(self._report.rank_writer, "s"), self.rank, self._place, self._gpus
-        )
-        if (folder := self._report.folder) is not None:
-            self._profile_here(partial(self._report.rank_writer, "w"), folder, self._place)
+        report = self._report
+        if report.writer is None:
+            self._own = report.rank_writer("r")
+        self._writer = report.writer or self._own
+        self.on = self._writer is not None
+        self._sampler = watch(partial(report.rank_writer, "s"), self.rank, self._place, self._gpus)
+        if report.folder is not None:
+            self._profile_here(partial(report.rank_writer, "w"), report.folder, self._place)
 
     def _between(self) -> None:
         """Leave the steps out of the epoch's clock as well."""
-        if not self.aside and self._clock:
+        if not self.aside:
             self._before = self._clock.so_far()
         super()._between()
         if not self.aside:
             self._return()
 
     def _return(self) -> None:
-        if self._clock and self._before[0]:  # else the epoch would have no time at all
+        if self._before[0]:  # else the epoch would have no time at all
             self._clock.return_to(self._before)
 
-    def begin_epoch(self, number: int, clock: Any) -> None:
+    def begin_epoch(self, number: int, clock: "Clock") -> None:
         """The first step of an epoch is next, or of what is left of it."""
         self._clock, self._before = clock, clock.so_far()
         self.begin(time.perf_counter())

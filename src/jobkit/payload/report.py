@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -25,6 +26,7 @@ class Reporter:
         self.folder = paths.folder if paths else None  # of the run
         self.stream: TextIO = sys.stderr  # where this rank's own lines go
         self.writer: MetricWriter | None = None  # of the run's records; None on ranks above 0
+        self.startup: dict[str, float] = {}  # seconds of its parts
         if paths:
             try:
                 path = paths.rank_log(attempt, rank)
@@ -40,19 +42,36 @@ class Reporter:
 
     def _open(self, path: Path, log: TextIO | None) -> MetricWriter:
         assert self.folder
-        study, run_id = self.folder.parent.name, self.folder.name
         return MetricWriter(
-            study=study, run_id=run_id, attempt=self._attempt, rank=self._rank, path=path, log=log
+            study=self.folder.parent.name,
+            run_id=self.folder.name,
+            attempt=self._attempt,
+            rank=self._rank,
+            path=path,
+            log=log,
         )
 
-    def rank_writer(self, what: str = "r") -> MetricWriter | None:
-        """A writer of this rank's own records: windows of ranks above 0, samples (s), causes (w).
+    def rank_writer(self, what: str) -> MetricWriter | None:
+        """A writer of this rank's own records; None without a folder.
 
-        None without a folder.
+        what: windows of ranks above 0 (r), samples of the machine (s), causes (w).
         """
         if self._paths is None:
             return None
         return self._open(self._paths.metrics_of_rank(self._attempt, self._rank, what), None)
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Time a part of the start-up."""
+        begin = time.perf_counter()
+        yield
+        self.startup[name] = time.perf_counter() - begin
+
+    def record_startup(self, first_s: float, compiles: bool) -> None:
+        """Record the start-up; first_s: of the first iteration, in which a model is compiled."""
+        self.startup["total_s"] = self.startup.get("total_s", 0.0) + first_s * compiles
+        compile_s, first_step_s = (first_s, None) if compiles else (None, first_s)
+        self.record("startup", **self.startup, compile_s=compile_s, first_step_s=first_step_s)
 
     def log(self, line: str, level: str = "INFO") -> None:
         """Write a line to this rank's own log only."""

@@ -4,8 +4,7 @@ import faulthandler
 import os
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,7 +30,7 @@ from jobkit.payload.device import (
     versions,
 )
 from jobkit.payload.distributed import Group, all_or_raise, banner, check_identity, join
-from jobkit.payload.measure import Difference
+from jobkit.payload.measure import measure_difference
 from jobkit.payload.model import build_model
 from jobkit.payload.place import RankEnv, share_of_cores
 from jobkit.payload.recipe import FastCNN, Lookahead
@@ -46,19 +45,19 @@ from jobkit.payload.train import Trainer
 from jobkit.spec.runspec import Every, RunSpec
 from jobkit.spec.strategies import FACTS, owners
 
-# A setting, what must hold for it to matter on a device, and that in words.
-_ONLY_WITH = (
-    ("fsdp_group_mib", lambda s, _: s.fsdp_wrap is None, "no --fsdp-wrap"),
-    ("fsdp_reduce_fp32", lambda s, _: s.precision != "fp32", "a lower precision than fp32"),
-    ("fsdp_cpu_offload", lambda _, device: device == "cuda", "a GPU"),
-    ("fp32", lambda s, device: device == "cuda" or s.fp32 == "ieee", "a GPU"),
-    ("deterministic", lambda _, device: device == "cuda", "a GPU"),
-    ("compile_mode", lambda s, _: s.compile, "--compile"),
-    ("momentum", lambda s, _: s.optimizer == "sgd", "optimizer sgd"),
-    ("lr_base_batch_size", lambda s, _: s.lr_scaling != "none", "--lr-scaling linear or sqrt"),
-    ("width", lambda s, _: ":" not in s.model and s.hidden is None, "a model that has widths"),
-    ("hidden", lambda s, _: s.model == "mlp", "--model mlp"),
-)
+# What must hold for a setting to matter on a device, in words and as a test.
+_NEEDS: Mapping[str, tuple[str, Callable[[RunSpec, str], bool]]] = {
+    "fsdp_group_mib": ("no --fsdp-wrap", lambda s, _: s.fsdp_wrap is None),
+    "fsdp_reduce_fp32": ("a lower precision than fp32", lambda s, _: s.precision != "fp32"),
+    "fsdp_cpu_offload": ("a GPU", lambda _, device: device == "cuda"),
+    "fp32": ("a GPU", lambda s, device: device == "cuda" or s.fp32 == "ieee"),
+    "deterministic": ("a GPU", lambda _, device: device == "cuda"),
+    "compile_mode": ("--compile", lambda s, _: s.compile),
+    "momentum": ("optimizer sgd", lambda s, _: s.optimizer == "sgd"),
+    "lr_base_batch_size": ("--lr-scaling linear or sqrt", lambda s, _: s.lr_scaling != "none"),
+    "width": ("a model that has widths", lambda s, _: ":" not in s.model and s.hidden is None),
+    "hidden": ("--model mlp", lambda s, _: s.model == "mlp"),
+}
 MIN_CORES = 4  # for each GPU
 _START_SHARE = 1.25  # of --timeout-s: a rank that has not joined the group by then ends
 
@@ -83,11 +82,12 @@ def run_rank(job: RankJob) -> bool:
 
     Raises UsageError for what the user gave, on every rank; any other error for a failed run.
     """
-    startup = {"import_s": process_age_s()}
+    import_s = process_age_s()
     report = Reporter(job.paths, job.attempt, job.place.rank)
+    report.startup["import_s"] = import_s
     try:
-        trainer = set_up(job, report, startup)
-        done = _try_forward(trainer) if job.dry_run else _train(job, trainer, startup)
+        trainer = set_up(job, report)
+        done = _try_forward(trainer) if job.dry_run else _train(job, trainer)
         trainer.group.close()
         return done
     except Exception as error:
@@ -97,26 +97,18 @@ def run_rank(job: RankJob) -> bool:
         report.close()
 
 
-def set_up(job: RankJob, report: Reporter, startup: dict[str, float]) -> Trainer:
-    """Set up group, data and model, and report them; startup: gets the seconds of each."""
-
-    @contextmanager
-    def stage(name: str) -> Iterator[None]:
-        begin = time.perf_counter()
-        yield
-        startup[name] = time.perf_counter() - begin
-
+def set_up(job: RankJob, report: Reporter) -> Trainer:
+    """Set up group, data and model, and report them."""
     spec, place = job.spec, job.place
     set_environment(spec)  # before the first call of CUDA
     threads = spec.threads or share_of_cores(place.local_world_size)
     torch.set_num_threads(threads)
-    with stage("group_s"):
+    with report.stage("group_s"):
         interface = os.environ.get("NCCL_SOCKET_IFNAME") or os.environ.get("GLOO_SOCKET_IFNAME")
         report.log(f"joining {place.world_size} ranks over {interface or 'any interface'}")
         # NCCL looks for its peers without a limit of its own.
-        faulthandler.dump_traceback_later(
-            _START_SHARE * spec.timeout_s, exit=True, file=report.stream
-        )
+        limit_s = _START_SHARE * spec.timeout_s
+        faulthandler.dump_traceback_later(limit_s, exit=True, file=report.stream)
         try:
             group = join(spec.device, place, spec.timeout_s, report.warn)
             check_identity(group, job.paths.folder.name if job.paths else "", job.attempt)
@@ -128,19 +120,15 @@ def set_up(job: RankJob, report: Reporter, startup: dict[str, float]) -> Trainer
         keep_freed_memory()
     for line in banner(group, threads):
         report.say(line)
-    with stage("data_s"):
+    with report.stage("data_s"):
         data = load_data(spec, group, report.say, job.dry_run)
-    with stage("model_s"):
+    with report.stage("model_s"):
         trainer = build_trainer(spec, group, data, report)
     if job.paths:
         write_spec(job.paths, spec.to_dict(), place.rank)
     _record_start(trainer, threads)
     samples, normalised = trainer.batches.samples, trainer.strategy.normalised
-    for text in (
-        *without_effect(job.spec, group.device.type),
-        *of_size(job.spec, place, group.device, samples),
-        *of_batch_norm(normalised, job.spec),
-    ):
+    for text in warnings_of(job.spec, place, group.device.type, samples, normalised):
         report.warn(text)
     if spec.speed_run:
         report.info("validation is with test-time augmentation: --speed-run")
@@ -187,49 +175,44 @@ def build_trainer(
     return trainer
 
 
-def without_effect(spec: RunSpec, device_type: str) -> list[str]:
-    """A line for each setting that is not at its default and changes nothing in this run."""
-    lines = []
+def warnings_of(
+    spec: RunSpec, place: RankEnv, device: str, samples: int, normalised: bool
+) -> Iterator[str]:
+    """Yield lines on settings that change nothing in this run, and on what spoils its numbers.
+
+    device: its type. normalised: whether the model has batch normalisation.
+    """
     for name in spec.differences():
-        needs = [w for n, holds, w in _ONLY_WITH if n == name and not holds(spec, device_type)]
+        need, holds = _NEEDS.get(name, ("", lambda *_: True))
         if (strategies := owners(name)) and spec.strategy not in strategies:
-            needs = [f"strategy {' or '.join(strategies)}"]
-        if needs:
-            lines.append(f"--{name.replace('_', '-')} has no effect: it needs {needs[0]}")
-    return lines
-
-
-def of_size(spec: RunSpec, place: RankEnv, device: torch.device, samples: int) -> list[str]:
-    """Lines on batches larger than the data, and on too few cores."""
-    lines = []
+            need = f"strategy {' or '.join(strategies)}"
+        elif holds(spec, device):
+            continue
+        yield f"--{name.replace('_', '-')} has no effect: it needs {need}"
     if spec.steps_batch_size > samples:
-        lines.append(
+        yield (
             f"the global batch of {spec.steps_batch_size} is more than the {samples} training "
             "samples: each epoch is one step of all of them"
         )
-    cores = len(os.sched_getaffinity(0))
-    if device.type == "cpu" and place.local_world_size > cores:
-        lines.append(
+    cores, own = len(os.sched_getaffinity(0)), share_of_cores(place.local_world_size)
+    if device == "cpu" and place.local_world_size > cores:
+        yield (
             f"{place.local_world_size} ranks share {cores} cores: oversubscribed, timings are not "
             "meaningful"
         )
-    cores = share_of_cores(place.local_world_size)
-    if device.type == "cuda" and cores < MIN_CORES:
-        lines.append(
-            f"{cores} CPU core{'s' * (cores > 1)} for each GPU: issuing its work, NCCL and "
+    if device == "cuda" and own < MIN_CORES:
+        yield (
+            f"{own} CPU core{'s' * (own > 1)} for each GPU: issuing its work, NCCL and "
             f"checkpoints need {MIN_CORES}; give --cpus-per-task=8"
         )
-    return lines
-
-
-def of_batch_norm(normalised: bool, spec: RunSpec) -> list[str]:
-    """A line on batch normalisation, the one thing that does depend on the number of ranks."""
+    # The one thing in a model that does depend on the number of ranks.
     part = FACTS[spec.strategy].normalises_over
     synchronised = spec.strategy == "ddp" and spec.sync_batchnorm
-    if not normalised or spec.world_size == 1 or not part or synchronised:
-        return []
-    text = f"the model has batch normalisation, which takes its statistics over each {part}"
-    return [f"{text}: losses change with the number of ranks"]
+    if normalised and spec.world_size > 1 and part and not synchronised:
+        yield (
+            f"the model has batch normalisation, which takes its statistics over each {part}: "
+            "losses change with the number of ranks"
+        )
 
 
 def _record_start(trainer: Trainer, threads: int) -> None:
@@ -276,60 +259,52 @@ def _try_forward(trainer: Trainer) -> bool:
     return True
 
 
-def _train(job: RankJob, trainer: Trainer, startup: dict[str, float]) -> bool:
+def _train(job: RankJob, trainer: Trainer) -> bool:
     """Train; write the last record and the outcome once every rank is done.
 
     Returns False if the training was stopped early.
     """
-    guard = _guard(job, trainer)
-    every = trainer.spec.check_ranks
-    trainer.observers = [Difference(), *([SameRanks(every)] if every else [])]
+    spec, report = trainer.spec, trainer.report
+    trainer.guard = guard = _guard(job, trainer)
+    # PowerSGD keeps what it left out; a compiled graph is of one kind of pass only.
+    fits = spec.ddp_comm_hook != "powersgd" and not spec.compile
+    if spec.why and spec.strategy == "ddp" and job.place.world_size > 1 and fits:
+        trainer.after_step = [measure_difference]
+    if spec.check_ranks:
+        trainer.after_step = [*trainer.after_step, SameRanks(spec.check_ranks)]
     guard.start()
     dist.barrier()
-    ready_s = process_age_s()
-
-    def started(first_s: float) -> None:
-        compile_s, step_s = (first_s, None) if job.spec.compile else (None, first_s)
-        times = {**startup, "total_s": ready_s + (compile_s or 0.0)}
-        trainer.report.record("startup", **times, compile_s=compile_s, first_step_s=step_s)
-
-    trainer.started = started
+    report.startup["total_s"] = process_age_s()
     reached, why = {}, ""
     try:
         val_loss, val_accuracy = trainer.train()
         reached = {"val_loss": val_loss, "val_accuracy": val_accuracy}
+        text = f"accuracy {val_accuracy:.1%}, validation loss {val_loss:.4f}"
     except Stopped as stopped:
         why = str(stopped)
     guard.close()
-    if trainer.windows:
-        trainer.windows.finish()
+    trainer.windows.finish()
     dist.barrier()
-    now, age_s, report = time.strftime("%H:%M:%S"), process_age_s(), trainer.report
+    now, age_s = time.strftime("%H:%M:%S"), process_age_s()
     status, code = ("preempted", Exit.AGAIN) if why else ("ok", Exit.OK)
     report.record("run_end", status=status, reason=why, total_time_s=age_s, **reached)
     if job.place.rank == 0:
         write_outcome(job.paths, job.attempt, status, code, why)
-    if why:
-        report.say(f"stopped early at {now}: {why}")
-    else:
-        report.say(
-            f"done at {now}: accuracy {val_accuracy:.1%}, validation loss {val_loss:.4f}, "
-            f"{age_s:.1f} s"
-        )
+    report.say(f"stopped early at {now}: {why}" if why else f"done at {now}: {text}, {age_s:.1f} s")
     # Rank 0 may serve the store that the others need to shut down: all leave together.
     dist.barrier()
     return not why
 
 
 def _guard(job: RankJob, trainer: Trainer) -> JobGuard:
-    """Give the training its guard, and resume from the newest valid checkpoint. Every rank calls.
+    """Resume from the newest valid checkpoint; return the training's guard. Every rank calls.
 
     Raises UsageError, on every rank, for a checkpoint of a different configuration.
     """
     spec, group, rank = trainer.spec, trainer.group, job.place.rank
     checkpoints = None
     if paths := job.paths:
-        on_cpu, wanted = group.on_cpu(), spec.checkpoint_async
+        on_cpu, background = group.on_cpu(), spec.checkpoint_async
         checkpoints = Checkpoints(
             paths.checkpoints,
             job.attempt,
@@ -337,7 +312,7 @@ def _guard(job: RankJob, trainer: Trainer) -> JobGuard:
             trainer.report,
             keep=spec.checkpoint_keep,
             checksums=spec.checkpoint_checksums,
-            background=group.device.type == "cuda" if wanted is None else wanted,
+            background=group.device.type == "cuda" if background is None else background,
             device=group.device,
         )
         # Those that rank 0 finds: a file system may not show all ranks the same.
@@ -350,7 +325,7 @@ def _guard(job: RankJob, trainer: Trainer) -> JobGuard:
             )
         if loaded and loaded.parent == paths.checkpoints:
             checkpoints.newest = trainer.progress.iteration
-    trainer.guard = JobGuard(
+    return JobGuard(
         group=group.on_cpu(),  # its own: a checkpoint may be written in a thread meanwhile
         stop=job.stop,
         checkpoints=checkpoints,
@@ -360,7 +335,6 @@ def _guard(job: RankJob, trainer: Trainer) -> JobGuard:
         timeout_s=spec.timeout_s,
         log=trainer.report.stream,
     )
-    return trainer.guard
 
 
 def candidates(job: RankJob, paths: RunPaths) -> list[Path]:

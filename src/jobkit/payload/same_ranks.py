@@ -31,14 +31,10 @@ class SameRanks:
         """every: iterations, 1 or more."""
         self._every, self._told = every, False
 
-    def wants(self, trainer: "Trainer") -> bool:
-        return (trainer.progress.iteration + 1) % self._every == 0
-
-    def before(self, trainer: "Trainer", step: Step) -> None:
-        pass
-
-    def after(self, trainer: "Trainer", step: Step) -> None:
+    def __call__(self, trainer: "Trainer", step: Step) -> None:
         """Raise RanksDiffer, on every rank, where two ranks differ. Every rank calls."""
+        if trainer.progress.iteration % self._every:
+            return
         ranks = trainer.group.gather(checksums(trainer.strategy.named_parameters()))
         if not self._told and len({key for sums in ranks for key in sums}) == sum(map(len, ranks)):
             trainer.report.info("--check-ranks: no parameter is on two ranks: nothing is compared")

@@ -5,7 +5,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -20,41 +21,26 @@ from jobkit.payload.strategies import Strategy
 from jobkit.program.why import DATA, OWN
 from jobkit.spec.runspec import RunSpec
 
+if TYPE_CHECKING:
+    from jobkit.payload.stop import JobGuard
 
-class Guard(Protocol):
-    """Called between two iterations, on every rank at the same ones; see stop.JobGuard."""
-
-    def edge(self, trainer: "Trainer") -> None: ...
-    def epoch_done(self, trainer: "Trainer") -> None: ...
-    def alive(self) -> None: ...
-
-
-class Observer(Protocol):
-    """Measures single iterations of the training, and changes nothing in it.
-
-    wants: whether it measures the next iteration; the same on every rank.
-    """
-
-    def wants(self, trainer: "Trainer") -> bool: ...
-    def before(self, trainer: "Trainer", step: Step) -> None: ...
-    def after(self, trainer: "Trainer", step: Step) -> None: ...
+Observer = Callable[["Trainer", Step], None]  # measures an iteration, and changes nothing in it
 
 
 class Clock:
     """Wall time of the timed iterations and, of it, the wait for batches.
 
-    windows: the steps one by one, which are told of the same pauses and waits.
+    Tells the windows of the same iterations of waits and pauses.
     """
 
-    def __init__(self, device: torch.device, windows: StepWindows | None = None) -> None:
+    def __init__(self, device: torch.device, windows: StepWindows) -> None:
         self._device, self._windows = device, windows
         self.restart()
 
     def restart(self) -> None:
         """Forget what was measured, and start again."""
-        self.images, self.data_wait_s = 0, 0.0
         self._end: float | None = None
-        self._start = self._now()
+        self.return_to((0, 0.0, 0.0))
 
     def _now(self) -> float:
         if self._device.type == "cuda":
@@ -74,25 +60,22 @@ class Clock:
     def paused(self, skip: bool = False) -> Iterator[None]:
         """Exclude what happens inside, such as the writing of a checkpoint; skip: an iteration."""
         before = self.so_far()
-        if self._windows:
-            if skip:
-                self._windows.skip()
-            self._windows.pause()
+        if skip:
+            self._windows.skip()
+        self._windows.pause()
         yield
-        if self._windows:
-            self._windows.resume()
+        self._windows.resume()
         self.return_to(before)
 
     @contextmanager
     def waiting_for_data(self) -> Iterator[None]:
         """Count what happens inside as wait for data; the device is not synchronised here."""
         start = time.perf_counter()
-        with self._windows.span(DATA) if self._windows else nullcontext():
+        with self._windows.span(DATA):
             yield
         waited_s = time.perf_counter() - start
         self.data_wait_s += waited_s
-        if self._windows:
-            self._windows.waited(waited_s)
+        self._windows.waited(waited_s)
 
     def stop(self) -> None:
         """End the measurement once the device has done all its work."""
@@ -115,26 +98,24 @@ class Trainer:
     optimizer: torch.optim.Optimizer
     report: Reporter
     progress: Progress = field(default_factory=Progress)
-    guard: Guard | None = None
-    observers: Sequence[Observer] = ()  # of iterations after the warm-up
-    windows: StepWindows | None = None  # the time of each step
-    # Called after the first iteration of this process, with the seconds that it took.
-    started: Callable[[float], None] = lambda _: None
+    guard: "JobGuard | None" = None
+    # Called around each iteration after the warm-up, on every rank.
+    before_step: Sequence[Observer] = ()
+    after_step: Sequence[Observer] = ()
 
     def __post_init__(self) -> None:
+        device, place = self.data.device, self.group.place
+        self.windows = StepWindows(self.report, place, self.strategy.devices)
         # Of the epoch in progress: this rank's sum of losses, and its time.
-        self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.data.device)
-        self.clock = Clock(self.data.device)
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self.clock = Clock(device, self.windows)
         self.begun = False  # this process has made an iteration
         self._seen: set[int] = set()  # sizes of the global batch
         self.peak_lr = peak_lr(self.spec)
 
     def train(self) -> tuple[float, float]:
         """Train for all steps left; return the final validation loss and accuracy (0 to 1)."""
-        warmup = self._warmup(self.progress.position)
-        self.windows = StepWindows(
-            self.report, self.group.place, warmup, self.strategy.devices, self.spec.why
-        )
+        self.windows.start(self._warmup(self.progress.position), self.spec.why)
         validation = None
         while not self.finished:
             validation = self._epoch(self.progress.epoch)
@@ -143,15 +124,15 @@ class Trainer:
                 self.progress.epoch, self.progress.position = self.progress.epoch + 1, 0
             if self.guard:
                 self.guard.epoch_done(self)
-        if validation is None:  # interrupted after its last epoch
-            validation = means(self.group.reduce(self.evaluate(), "sum"))
-        return validation
+        # None where it was interrupted after its last epoch.
+        return validation or means(self.group.reduce(self.evaluate(), "sum"))
 
     @property
     def finished(self) -> bool:
         """Whether all epochs are trained, or the steps of --max-steps."""
-        most = math.inf if self.spec.max_steps is None else self.spec.max_steps
-        return self.progress.epoch >= self.spec.epochs or self.progress.iteration >= most
+        progress, max_steps = self.progress, self.spec.max_steps
+        cut = max_steps is not None and progress.iteration >= max_steps
+        return cut or progress.epoch >= self.spec.epochs
 
     @property
     def total_steps(self) -> int:
@@ -165,15 +146,15 @@ class Trainer:
 
     def _epoch(self, epoch: int) -> tuple[float, float]:
         """Train and evaluate for one epoch and report it; return validation loss and accuracy."""
-        begun_at = self.progress.position
+        begun_at, device = self.progress.position, self.data.device
         lr = self.train_epoch(epoch, begun_at)
-        clock, eval_clock = self.clock, Clock(self.data.device)
+        clock, begin = self.clock, time.perf_counter()  # the device is idle, here and afterwards
         sums = {"train_loss": self.loss_sum.item(), "images": clock.images, **self.evaluate()}
         largest = {
             "epoch_time_s": clock.elapsed_s(),
-            "eval_time_s": eval_clock.elapsed_s(),
+            "eval_time_s": time.perf_counter() - begin,
             "data_wait_s": clock.data_wait_s,
-            **peak_memory_mib(self.data.device),
+            **peak_memory_mib(device),
         }
         self.report.log(
             f"epoch {epoch}, this rank: {clock.images} images in {clock.elapsed_s():.4f} s, of it "
@@ -215,36 +196,31 @@ class Trainer:
         if position == 0:
             self.loss_sum.zero_()
         self.clock = clock = Clock(self.data.device, self.windows)
-        if self.windows:
-            self.windows.begin_epoch(epoch, clock)
+        self.windows.begin_epoch(epoch, clock)
         warmup, lr = self._warmup(position), 0.0
         steps = self.batches.epoch(epoch, position, self.data.device)
         for i, step in enumerate(self.data.cropped_ahead(steps, epoch)):
             if i == warmup > 0:
                 clock.restart()
-            active = [o for o in self.observers if i >= warmup and o.wants(self)]
-            for observer in active:
-                observer.before(self, step)
+            for observe in self.before_step if i >= warmup else ():
+                observe(self, step)
             lr = self._set_rate()
             with self._timed(step):
                 self.loss_sum += self._train_step(step, epoch, clock)
             self.progress.position += step.global_count
             self.progress.iteration += 1
-            if self.windows:
-                images = sum(map(len, step.micro_batches)) * self.strategy.owns_loss
-                self.windows.step(images, {})
+            self.windows.step(sum(map(len, step.micro_batches)) * self.strategy.owns_loss, {})
             if not self.begun:
-                self.started(clock.elapsed_s())
+                self.report.record_startup(clock.elapsed_s(), self.spec.compile)
                 self.begun = True
             if self.guard:
-                with self.windows.span(OWN) if self.windows else nullcontext():
+                with self.windows.span(OWN):
                     self.guard.edge(self)
-            for observer in active:
-                observer.after(self, step)
+            for observe in self.after_step if i >= warmup else ():
+                observe(self, step)
             if self.finished:
                 break
-        if self.windows:
-            self.windows.end_epoch()
+        self.windows.end_epoch()
         clock.stop()  # the device is idle now: the sum can be read
         return lr
 
@@ -306,6 +282,8 @@ class Trainer:
         strategy, data = self.strategy, self.data
         strategy.model.eval()
         strategy.share_buffers()
+        flips = self.spec.speed_run
+        predict = partial(predict_flipped, strategy.predict) if flips else strategy.predict
         rank, ranks = strategy.data_rank, strategy.data_world_size
         count, chunk = len(data.test.labels), self.spec.eval_batch_size * ranks
         sums = torch.zeros(2, dtype=torch.float64, device=data.device)
@@ -316,10 +294,7 @@ class Trainer:
             # A rank with nothing left takes part with one sample that is not counted.
             part = slice(start + mine.start, start + mine.stop) if size else slice(0, 1)
             images, labels = data.test_batch(part)
-            if self.spec.speed_run:
-                logits = predict_flipped(strategy.predict, images)
-            else:
-                logits = strategy.predict(images)
+            logits = predict(images)
             if self.guard:
                 self.guard.alive()
             if size and strategy.owns_loss:

@@ -68,10 +68,6 @@ class Recorder:
             lambda *_: steps["gradients"].append(trainer.strategy.whole(gradients=True))
         )
 
-    def wants(self, trainer: Trainer) -> bool:
-        """Every step."""
-        return True
-
     def before(self, trainer: Trainer, step: Step) -> None:
         """See Observer."""
         self._sum_before = trainer.loss_sum.item()
@@ -93,7 +89,8 @@ def trace(
     trainer = build_trainer(spec, group, data, report, dtype)
     steps: Trace = {"losses": [], "gradients": [], "parameters": [], "evaluations": []}
     hold_still(trainer.strategy.model)
-    trainer.observers = [Recorder(trainer, steps)]
+    recorder = Recorder(trainer, steps)
+    trainer.before_step, trainer.after_step = [recorder.before], [recorder.after]
     if inject is not None:
         inject(trainer)
     for epoch in range(spec.epochs):
