@@ -126,6 +126,7 @@ def find_sign(tail: Tail) -> Sign | None:
 def _signs(lines: list[tuple[int, str]]) -> Iterator[Sign]:
     texts = [ANSI.sub("", text).rstrip("\r") for _, text in lines]
     skip: set[int] = set()
+    srun_ends = False  # after a task has failed, srun kills the others
     for index, (number, text) in enumerate(lines):
         if index in skip or "[METRIC]" in text:
             continue
@@ -134,6 +135,9 @@ def _signs(lines: list[tuple[int, str]]) -> Iterator[Sign]:
             yield _judge(prefix, body, clean(texts[end]), lines[end][0])
         elif row := next((row for row in _LINES if row[3].search(text)), None):
             strength, status, reason, _ = row
+            if reason == "killed" and "srun: error" in text and srun_ends:
+                strength = _ECHO
+            srun_ends = srun_ends or reason == "a task failed"
             shown = clean(text)
             yield Sign(strength, status, f"{reason}: {shown}", shown, number, strength == _CAUSE)
 

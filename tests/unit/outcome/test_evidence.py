@@ -47,6 +47,7 @@ def test_the_reason_that_lines_give() -> None:
         assert reason(*lines) == expected
 
 
+EXITED = "srun: error: n1: task 0: Exited with exit code 1"
 JOB = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00"
 
 
@@ -60,8 +61,15 @@ def test_the_status_that_a_line_gives() -> None:
         (f"{JOB} ***", "cancelled"),
         ("srun: error: n1: task 3: Segmentation fault", "failed"),
     ):
-        sign = find_sign(tail("srun: error: n1: task 0: Exited with exit code 1", line))
+        sign = find_sign(tail(line, EXITED))
         assert sign and (sign.status, sign.text) == (status, line)
+
+
+def test_what_srun_kills_after_a_task_has_failed_is_no_cause() -> None:
+    hang = of_rank(0, "RuntimeError: Timed out waiting 60000ms for recv operation to complete")
+    killed = "srun: error: n2: task 1: Killed"
+    assert "Timed out" in reason(*hang, EXITED, killed)
+    assert "Killed" in reason(killed, *hang, EXITED)
 
 
 def test_an_echo_is_no_cause_wherever_it_stands() -> None:
