@@ -26,7 +26,7 @@ from jobkit.launch.slurm_options import (
 from jobkit.outcome import slurm_jobs
 from jobkit.paths import REPOSITORY, RunPaths, write_whole
 from jobkit.processes import Children, environments
-from jobkit.spec.runspec import PlannedRun
+from jobkit.spec.command import PlannedRun
 from minicluster.machine import DIR_VARIABLE
 
 Size = dict[str, int]  # nodes, and ranks_per_node

@@ -25,8 +25,8 @@ from jobkit.metric.reader import scan
 from jobkit.outcome.evidence import START_MARK
 from jobkit.outcome.logs import TAIL_BYTES, read_tail
 from jobkit.paths import RunPaths
-from jobkit.spec.command import CommandSpec
-from jobkit.spec.runspec import PlannedRun, RunSpec
+from jobkit.spec.command import CommandSpec, PlannedRun
+from jobkit.spec.runspec import RunSpec
 
 # 64 iterations, with a checkpoint at every tenth and in the end.
 TRAINING: dict[str, Any] = {

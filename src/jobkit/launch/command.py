@@ -14,8 +14,7 @@ from pathlib import Path
 
 from jobkit.errors import Parser, UsageError, command
 from jobkit.paths import REPOSITORY, RunPaths, StudyPaths, write_json
-from jobkit.spec.command import CommandSpec
-from jobkit.spec.runspec import PlannedRun
+from jobkit.spec.command import CommandSpec, PlannedRun
 from jobkit.spec.settings import setting
 
 RUN_SH = REPOSITORY / "run.sh"

@@ -16,7 +16,7 @@ from jobkit.errors import Exit, UsageError
 from jobkit.launch.command import LaunchRequest, leave_spec, refuse_logs, run_words
 from jobkit.launch.start import MAX_RESTARTS
 from jobkit.paths import write_whole
-from jobkit.spec.runspec import PlannedRun
+from jobkit.spec.command import PlannedRun
 from jobkit.spec.settings import check_fields, setting
 from jobkit.spec.study import Plan
 

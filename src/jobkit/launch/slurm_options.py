@@ -11,7 +11,7 @@ from jobkit.launch.command import LaunchRequest
 from jobkit.launch.site import Site, minutes
 from jobkit.launch.slurm_cluster import max_array_size
 from jobkit.launch.start import WARNING_S
-from jobkit.spec.runspec import PlannedRun
+from jobkit.spec.command import PlannedRun
 from jobkit.spec.study import Plan
 
 Options = dict[str, str | bool]

@@ -15,7 +15,7 @@ from jobkit.outcome.logs import open_log
 from jobkit.outcome.state import FINAL, UNDER_WAY, RunState, join, ordered_runs, read_job, seconds
 from jobkit.paths import RunPaths
 from jobkit.processes import age_s
-from jobkit.spec.runspec import PlannedRun
+from jobkit.spec.command import PlannedRun
 from jobkit.spec.study import Plan
 
 SQUEUE_EVERY_S, SACCT_EVERY_S = 5.0, 30.0  # both are shared by all users of a cluster

@@ -11,16 +11,17 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import Any
+from typing import Any, ClassVar
 
 from jobkit.errors import UsageError, has_control, nearest
-from jobkit.spec.runspec import COMMAND_LINE, PlannedRun
+from jobkit.spec.runspec import AnyRun, RunSpec
 from jobkit.spec.settings import check_fields, setting
 
 Value = int | float | str | bool
 
 LAUNCHERS = ("srun", "torchrun", "once")
 SCALINGS = ("strong", "weak")
+COMMAND_LINE = "command line"  # of comparable(): no parameter can have this name
 RUN_DIR = "{run_dir}"  # stands in a command for the run's own folder, known when it starts
 _MAX_SLUG = 60  # characters of the run_id before its hash
 _MAX_EXPRESSION = 200  # characters
@@ -116,12 +117,33 @@ def _number(node: ast.expr, names: Mapping[str, Value]) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommandSpec(PlannedRun):
+class ProgramOptions:
+    """What a study of a command has, and each of its runs alike."""
+
+    launcher: str = setting("srun", "command: what starts its ranks", choices=LAUNCHERS)
+    pattern: str | None = setting(None, "command: name of its log's format", identity=False)
+    patterns: Mapping[str, Any] = setting(
+        {}, "command: regular expressions of its log", identity=False
+    )
+    auto: bool = setting(True, "command: measure a program of torch without a change to it")
+    warmup_steps: int = setting(
+        5, "command: first steps, which are not compared", low=0, identity=False
+    )
+    why: int = setting(
+        5, "command: steps profiled at each of a few places; 0: none", low=0, identity=False
+    )
+    stop_signal: str = setting(
+        "USR2", "command: signal that asks each rank to end",
+        choices=("USR1", "USR2"), identity=False,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandSpec(ProgramOptions, AnyRun):
     """One run of a command at a size, one repeat. Raises UsageError for a value out of range."""
 
     name: str = setting("", "what the program is called (default: its file)", identity=False)
     command: tuple[str, ...] = setting((), "the words of the command", low=1, multiline=True)
-    launcher: str = setting("srun", "what starts the ranks", choices=LAUNCHERS)
     nodes: int = setting(1, "number of nodes", low=1)
     ranks_per_node: int = setting(1, "ranks per node: one per GPU", low=1)
     repeat: int = setting(0, "index of this repeat of the same parameters", low=0)
@@ -131,7 +153,6 @@ class CommandSpec(PlannedRun):
         (), "the words before placeholders are replaced, then NAME=VALUE of each of by_size",
         identity=False, multiline=True,
     )  # fmt: skip
-    auto: bool = setting(True, "measure a program of torch without a change to it")
     unit: str | None = setting(None, "what a step works on, as images or tokens", identity=False)
     work_per_step: float | None = setting(
         None, "units of work in one optimizer step over all ranks", low=0.0, identity=False
@@ -143,15 +164,12 @@ class CommandSpec(PlannedRun):
     together: bool = setting(
         False, "the ranks share the work, though nothing may show it", identity=False
     )
-    warmup_steps: int = setting(5, "first steps, which are not compared", low=0, identity=False)
-    pattern: str | None = setting(None, "name of the program's log format", identity=False)
-    patterns: Mapping[str, Any] = setting({}, "regular expressions of its log", identity=False)
-    why: int = setting(
-        5, "steps that are profiled at each of a few places; 0: none", low=0, identity=False
-    )
-    stop_signal: str = setting(
-        "USR2", "signal that asks each rank to end", choices=("USR1", "USR2"), identity=False
-    )
+
+    # The program decides what RunSpec has of these.
+    left_to_device: ClassVar[Mapping[str, Any]] = {}
+    device: ClassVar[str | None] = None
+    planned_epochs: ClassVar[int | None] = None
+    whole_node: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -161,12 +179,12 @@ class CommandSpec(PlannedRun):
             object.__setattr__(self, "name", program_name(self.command))
 
     @property
-    def slug(self) -> str:
-        """The readable part of the run_id: the program, the size, and the parameters."""
+    def run_id(self) -> str:
+        """The program, the size, the parameters and the repeat, with a hash of the rest."""
         words = [self.name, f"n{self.nodes}-g{self.ranks_per_node}"]
         words += [f"{k}{v}" for k, v in self.parameters.items()]
         middle = re.sub(r"[^A-Za-z0-9._-]|\.\.+", "", "-".join(words))
-        return f"{middle[:_MAX_SLUG].strip('-.')}-r{self.repeat}"
+        return self.with_hash(f"{middle[:_MAX_SLUG].strip('-.')}-r{self.repeat}")
 
     def in_folder(self, folder: str) -> "CommandSpec":
         """The run with its folder put into its command."""
@@ -186,6 +204,10 @@ class CommandSpec(PlannedRun):
         names = ("nodes", "ranks_per_node", "repeat", "world_size", "scaling")
         return {"strategy": self.name, **{name: getattr(self, name) for name in names}}
 
+    def decided(self, recorded: object) -> "CommandSpec":
+        """What is planned: nothing of it is left to the device."""
+        return self
+
     def comparable(self) -> dict[str, Any]:
         """The command and its parameters, without those that follow from the size.
 
@@ -204,6 +226,9 @@ class CommandSpec(PlannedRun):
             return ""
         first = self.command[1]
         return first if first.endswith((".py", ".sh")) and RUN_DIR not in first else ""
+
+
+PlannedRun = RunSpec | CommandSpec
 
 
 def check_parameter(name: object, value: object) -> None:

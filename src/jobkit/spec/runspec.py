@@ -1,48 +1,35 @@
-"""RunSpec: everything that defines one planned training. PlannedRun: what each planned run has."""
+"""RunSpec: everything that defines one planned training."""
 
 import hashlib
 import json
 import re
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import Field, dataclass, fields
-from types import MappingProxyType
+from dataclasses import Field, dataclass, fields, replace
 from typing import Any, ClassVar, TypeVar
 
 from jobkit.errors import UsageError, nearest, one_of
 from jobkit.spec import settings as rules
 from jobkit.spec.dataset import WITH_PATH
-from jobkit.spec.settings import DEFAULT_GLOBAL_BATCH_SIZE, STRATEGIES, Settings
+from jobkit.spec.settings import DEFAULT_GLOBAL_BATCH_SIZE, Settings
 from jobkit.spec.strategies import FACTS
 
-__all__ = ["STRATEGIES", "RunSpec"]
-
-COMMAND_LINE = "command line"  # of comparable(): no parameter can have this name
 ONE_RANK = tuple(name for name, facts in FACTS.items() if facts.one_rank)
 MODELS = ("cnn", "fast_cnn", "resnet18", "mlp")
 DATASETS = ("cifar10", "synthetic")
 _BATCHES = ("global_batch_size", "batch_size_per_rank")  # one of the two
-# Their columns have other names, or what the run decided.
-_OTHER_COLUMNS = ("device", "epochs")
 _EVERY = re.compile(r"([1-9][0-9]{0,8})|([0-9]{1,6}(?:\.[0-9]{1,3})?)([smh])")
 _NOT_COMPARED = ("nodes", "ranks_per_node", "repeat", *_BATCHES, "data_dir")
 
+Run = TypeVar("Run", bound="AnyRun")
 
-Run = TypeVar("Run", bound="PlannedRun")
 
-
-class PlannedRun:
-    """One planned run of a program at a size: a frozen dataclass, checked when it is made."""
+class AnyRun:
+    """What runs of any program have in common: frozen dataclasses, checked when they are made."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-    # Settings that the program decides by its device where they have these values.
-    left_to_device: ClassVar[Mapping[str, Any]] = {}
-
     nodes: int
     ranks_per_node: int
-    repeat: int
-    stop_signal: str
-    parameters: Mapping[str, Any] = MappingProxyType({})  # free names of a command: their values
 
     @classmethod
     def from_dict(cls: type[Run], values: Mapping[str, Any]) -> Run:
@@ -50,66 +37,29 @@ class PlannedRun:
         check_keys(values, cls.__dataclass_fields__)
         return cls(**values)
 
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, as JSON takes them."""
+        return dict(vars(self))
+
     @property
     def world_size(self) -> int:
         """Ranks in all."""
         return self.nodes * self.ranks_per_node
-
-    @property
-    def slug(self) -> str:
-        """The readable part of the run_id."""
-        raise NotImplementedError
-
-    @property
-    def run_id(self) -> str:
-        """A readable slug and a short hash of what differs from the defaults.
-
-        Hashing only the differences keeps the id when a later version adds a setting.
-        """
-        identity = {f.name for f in fields(self) if f.metadata["identity"]}
-        content = {k: v for k, v in self.differences().items() if k in identity}
-        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-        return f"{self.slug}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
     def differences(self) -> dict[str, Any]:
         """The fields that are not at their default."""
         values = {f: getattr(self, f.name) for f in fields(self)}
         return {f.name: v for f, v in values.items() if v not in (f.default, {})}
 
-    def to_dict(self) -> dict[str, Any]:
-        """All fields, as JSON takes them."""
-        return dict(vars(self))
+    def with_hash(self, slug: str) -> str:
+        """A run_id: a readable slug and a short hash of what differs from the defaults.
 
-    def arguments(self) -> list[str]:
-        """What run.sh gets for this run, besides its size and its folder."""
-        raise NotImplementedError
-
-    def columns(self) -> dict[str, Any]:
-        """What is planned, by the names of the columns of results.csv."""
-        raise NotImplementedError
-
-    def comparable(self) -> Mapping[str, Any]:
-        """What two runs of one series must share."""
-        raise NotImplementedError
-
-    def decided(self, recorded: "PlannedRun") -> "PlannedRun":
-        """What is planned, with what it leaves to the device as a run recorded it."""
-        return self
-
-    @property
-    def device(self) -> str | None:
-        """'cuda', 'cpu' or 'auto'; None: the program decides."""
-        return None
-
-    @property
-    def planned_epochs(self) -> int | None:
-        """Passes over the training samples; None: the program decides, or the steps end it."""
-        return None
-
-    @property
-    def whole_node(self) -> bool:
-        """Whether one rank uses every GPU of its node."""
-        return False
+        Hashing only the differences keeps the id when a later version adds a setting.
+        """
+        identity = {f.name for f in fields(self) if f.metadata["identity"]}
+        content = {k: v for k, v in self.differences().items() if k in identity}
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return f"{slug}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
 @dataclass(frozen=True)
@@ -137,11 +87,15 @@ class Every:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSpec(Settings, PlannedRun):
-    """One planned training: a strategy at a size, one repeat. Checked when it is made.
+class RunSpec(Settings, AnyRun):
+    """One planned training: a strategy at a size, one repeat.
 
     Raises UsageError, naming the setting and what it may be, for a value out of its range.
     """
+
+    # Settings that the program decides by its device where they have these values.
+    left_to_device: ClassVar[Mapping[str, Any]] = {"precision": "auto", "fp32": "auto"}
+    parameters: ClassVar[Mapping[str, Any]] = {}  # of a command alone
 
     def __post_init__(self) -> None:
         rules.check_fields(self)
@@ -156,8 +110,6 @@ class RunSpec(Settings, PlannedRun):
         Every.of(self.checkpoint_every)
         if self.steps_batch_size < self.accumulate:
             raise UsageError(f"--accumulate {self.accumulate} is more than the samples in a step")
-
-    left_to_device: ClassVar[Mapping[str, Any]] = {"precision": "auto", "fp32": "auto"}
 
     @property
     def steps_batch_size(self) -> int:
@@ -177,44 +129,48 @@ class RunSpec(Settings, PlannedRun):
         return "strong" if self.batch_size_per_rank is None else "weak"
 
     @property
-    def slug(self) -> str:
+    def run_id(self) -> str:
+        """Strategy, size, batch, precision and repeat, with a hash of the other settings."""
         weak = self.scaling == "weak"
         batch = f"pb{self.batch_size_per_rank}" if weak else f"b{self.steps_batch_size}"
         size = f"n{self.nodes}-g{self.ranks_per_node}"
-        return f"{self.strategy}-{size}-{batch}-{self.precision}-r{self.repeat}"
+        return self.with_hash(f"{self.strategy}-{size}-{batch}-{self.precision}-r{self.repeat}")
 
     @property
     def whole_node(self) -> bool:
+        """Whether one rank uses every GPU of its node."""
         return FACTS[self.strategy].whole_node and self.device != "cpu"
 
     @property
     def planned_epochs(self) -> int | None:
+        """Passes over the training samples; None: the steps end it."""
         return self.epochs if self.max_steps is None else None
 
     def columns(self) -> dict[str, Any]:
-        """All settings, and what follows from them; not what the run itself records."""
-        return {k: v for k, v in self.to_dict().items() if k not in _OTHER_COLUMNS} | {
+        """The settings by the columns of results.csv; not what the run itself records."""
+        columns = self.to_dict() | {
             "world_size": self.world_size,
             "scaling": self.scaling,
             "global_batch_size": self.steps_batch_size,
             "batch_size_per_rank": -(-self.steps_batch_size // self.world_size),
             "epochs_planned": self.epochs,
         }
+        del columns["device"], columns["epochs"]
+        return columns
 
-    def decided(self, recorded: PlannedRun) -> PlannedRun:
+    def decided(self, recorded: Any) -> "RunSpec":
         """What is planned, with what it leaves to the device as a run recorded it."""
         left = [n for n, value in self.left_to_device.items() if getattr(self, n) == value]
-        decided = {n: getattr(recorded, n) for n in left if hasattr(recorded, n)}
-        return self.from_dict({**vars(self), **decided}) if decided else self
+        return replace(self, **{n: getattr(recorded, n) for n in left if hasattr(recorded, n)})
 
     def comparable(self) -> dict[str, Any]:
-        """The settings but those of the size, with the batch that stays as the size grows."""
+        """What two runs of one series share: not the size, but the batch that stays as it grows."""
         name = "global_batch_size" if self.scaling == "strong" else "batch_size_per_rank"
         batch = {"scaling": self.scaling, name: self.columns()[name]}
         return {k: v for k, v in vars(self).items() if k not in _NOT_COMPARED} | batch
 
     def arguments(self) -> list[str]:
-        """The payload's arguments for this spec: the strategy, and what differs from defaults."""
+        """What run.sh gets for this run: the strategy, and what differs from the defaults."""
         words: list[str] = []
         for name, value in {"strategy": self.strategy, **self.differences()}.items():
             if not _META[name]["option"] or value is None:

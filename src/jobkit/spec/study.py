@@ -31,7 +31,7 @@ import math
 import random
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +48,11 @@ from jobkit.paths import (
 )
 from jobkit.permissions import closed_to_others
 from jobkit.spec.command import (
-    LAUNCHERS,
     RUN_DIR,
     SCALINGS,
     CommandSpec,
+    PlannedRun,
+    ProgramOptions,
     Value,
     check_parameter,
     fill,
@@ -60,16 +61,8 @@ from jobkit.spec.command import (
     resolve_all,
     used,
 )
-from jobkit.spec.runspec import (
-    ONE_RANK,
-    SETTINGS,
-    STRATEGIES,
-    PlannedRun,
-    RunSpec,
-    check_keys,
-    overridden,
-)
-from jobkit.spec.settings import check_fields, setting
+from jobkit.spec.runspec import ONE_RANK, SETTINGS, RunSpec, check_keys, overridden
+from jobkit.spec.settings import STRATEGIES, check_fields, setting
 from jobkit.spec.strategies import owners
 
 STUDIES = REPOSITORY / "hpc" / "studies"
@@ -82,13 +75,12 @@ _DEFAULT_STRATEGIES = ("ddp", "fsdp")
 _FOLDERS = ("single", "comm")  # of single jobs, under logs/
 _FILES = ("plan.json", "logs.json")  # a study's folder has one of them
 _WORK = ("unit", "per_step", "scaling", "together")
-# Fields of a study of a command that are the same in each of its runs.
-_SHARED = ("launcher", "pattern", "patterns", "auto", "warmup_steps", "why", "stop_signal")
-_OF_COMMANDS = ("parameters", "work", *_SHARED)  # what only such a study has
+_SHARED = tuple(f.name for f in fields(ProgramOptions))
+_OF_COMMANDS = ("parameters", "work", *_SHARED)  # what only a study of a command has
 
 
 @dataclass(frozen=True, kw_only=True)
-class Study:
+class Study(ProgramOptions):
     """What is to be compared. Raises UsageError for a value that cannot be used."""
 
     name: str
@@ -107,17 +99,8 @@ class Study:
     command: tuple[str, ...] = setting(
         (), "the words of a command, in place of jobkit's own training", multiline=True
     )
-    launcher: str = setting("srun", "command: what starts its ranks", choices=LAUNCHERS)
     parameters: Mapping[str, Any] = setting({}, "command: values of its placeholders")
     work: Mapping[str, Any] = setting({}, "command: unit, per_step, scaling and together")
-    pattern: str | None = setting(None, "command: name of its log's format")
-    patterns: Mapping[str, Any] = setting({}, "command: regular expressions of its log")
-    auto: bool = setting(True, "command: measure a program of torch without a change to it")
-    warmup_steps: int = setting(5, "command: first steps, which are not compared", low=0)
-    why: int = setting(5, "command: steps profiled at each of a few places; 0: none", low=0)
-    stop_signal: str = setting(
-        "USR2", "command: signal that asks each rank to end", choices=("USR1", "USR2")
-    )
 
     def __post_init__(self) -> None:
         check_name("study name", self.name)

@@ -46,7 +46,7 @@ from jobkit.outcome import slurm_jobs
 from jobkit.outcome.state import RunState, join, ordered_runs
 from jobkit.paths import RunPaths, StudyPaths, read_json
 from jobkit.permissions import closed_to_others, other_writers
-from jobkit.spec.runspec import PlannedRun
+from jobkit.spec.command import PlannedRun
 from jobkit.spec.study import Plan, find_study, read_run_spec, run_folders
 
 OUTDATED = "a run has written to its log since the tables were: collect again"

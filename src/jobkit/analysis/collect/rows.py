@@ -42,8 +42,8 @@ from jobkit.metric.pattern import Pattern
 from jobkit.outcome.logs import open_log
 from jobkit.outcome.state import RunState
 from jobkit.paths import RunPaths, read_json
-from jobkit.spec.command import CommandSpec
-from jobkit.spec.runspec import PlannedRun, RunSpec
+from jobkit.spec.command import CommandSpec, PlannedRun
+from jobkit.spec.runspec import RunSpec
 
 OF_EPOCHS = "epochs of the training"
 WALL_TIME = "wall time of the run, start-up included"

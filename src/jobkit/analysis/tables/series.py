@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from jobkit.spec.runspec import COMMAND_LINE, PlannedRun
+from jobkit.spec.command import COMMAND_LINE, PlannedRun
 
 # Values that need no name; others are shown as setting=value.
 _PLAIN_VALUES = ("strategy", "model", "precision", "optimizer", "scaling")
