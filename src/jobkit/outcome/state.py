@@ -17,7 +17,6 @@ import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from jobkit.errors import Exit
@@ -42,7 +41,6 @@ FRESH_S = 120.0
 Ask = Callable[[Iterable[str]], Mapping[str, Job]]  # what Slurm says of jobs, by their ids
 _METRICS_TAIL = 256 << 10
 _MAX_REASON = 4096  # characters
-_Verdict = tuple[str, str, str, str]  # status, reason, evidence and its file, as of RunState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,22 +167,31 @@ def _is_observed(job: Mapping[str, Any] | None, alive: bool | None) -> bool:
 
 def _ending(paths: RunPaths, attempt: int | None, tail: Tail | None, alive: bool) -> Ending | None:
     """How the newest attempt ended: its outcome file, else its run_end record."""
-    path = paths.outcome(attempt or 0)
-    outcome = (read_json(path) if attempt is not None else None) or {}
-    if outcome.get("status") in ENDINGS:
-        code = outcome.get("exit_code")
-        return _ending_of(paths, path, outcome, code if type(code) is int else None)
-    if alive:
+    file, code = paths.outcome(attempt or 0), None
+    end = read_json(file) if attempt is not None else None
+    if end and end.get("status") in ENDINGS:
+        code = end.get("exit_code")
+    elif alive:
         return None
-    end, file = None, paths.metrics(attempt or 0)
-    if attempt is not None and is_regular(file):
-        with contextlib.suppress(OSError), open_log(file, paths.folder.parent, None) as stream:
-            stream.seek(max(0, stream.seek(0, os.SEEK_END) - _METRICS_TAIL))
-            end = _run_end(attempt, reader.read_file(stream))
-    if end is None:
-        file = paths.log
-        end = _run_end(attempt, reader.scan(io.BytesIO((tail or read_tail(file)).raw)))
-    return _ending_of(paths, file, end) if end else None
+    else:
+        end, file = None, paths.metrics(attempt or 0)
+        if attempt is not None and is_regular(file):
+            with contextlib.suppress(OSError), open_log(file, paths.folder.parent, None) as stream:
+                stream.seek(max(0, stream.seek(0, os.SEEK_END) - _METRICS_TAIL))
+                end = _run_end(attempt, reader.read_file(stream))
+        if end is None:
+            file = paths.log
+            end = _run_end(attempt, reader.scan(io.BytesIO((tail or read_tail(file)).raw)))
+    return (
+        None
+        if end is None
+        else Ending(
+            status=end["status"],
+            reason=str(end.get("reason") or "")[:_MAX_REASON],
+            file=str(file.relative_to(paths.folder.parent)),
+            exit_code=code if type(code) is int else None,
+        )
+    )
 
 
 def _run_end(attempt: int | None, records: Iterable[Record | Rejected]) -> Record | None:
@@ -192,12 +199,6 @@ def _run_end(attempt: int | None, records: Iterable[Record | Rejected]) -> Recor
     ends = (r for r in records if isinstance(r, dict) and r.get("kind") == "run_end")
     known = (r for r in ends if r.get("status") in ENDINGS and r.get("attempt") == attempt)
     return next(known, None)
-
-
-def _ending_of(paths: RunPaths, file: Path, of: Record, code: int | None = None) -> Ending:
-    name = str(file.relative_to(paths.folder.parent))
-    reason = str(of.get("reason") or "")[:_MAX_REASON]
-    return Ending(status=of["status"], reason=reason, file=name, exit_code=code)
 
 
 def _age_s(paths: RunPaths, attempts: list[int], logged: bool) -> float | None:
@@ -227,8 +228,8 @@ def judge(facts: Facts, ordered: bool = False) -> RunState:
     """
     newest, end, code = facts.attempt, facts.ending, (facts.job or {}).get("exit_code")
     code = code if type(code) is int else end.exit_code if end else None
-    verdict = ("pending", "queued", "", "") if ordered else _verdict(facts, code)
-    status, reason, text, file = verdict
+    status, reason, *line = ("pending", "queued") if ordered else _verdict(facts, code)
+    text, file = line or ("", "")
     return RunState(
         status=status,
         reason=with_hint(reason, text),
@@ -240,18 +241,18 @@ def judge(facts: Facts, ordered: bool = False) -> RunState:
     )
 
 
-def _verdict(facts: Facts, code: int | None) -> _Verdict:
-    """The first case that applies, each with the line that shows it."""
+def _verdict(facts: Facts, code: int | None) -> tuple[str, ...]:
+    """The first case that applies: status and reason, with the line that shows it and its place."""
     job, end, age = facts.job, facts.ending, facts.age_s
     requested = (Exit.INTERRUPTED, Exit.TERMINATED)  # somebody asked for the end
     if end and end.status == "ok":
-        return "ok", f"its job then ended with exit code {code}" if code else "", "", ""
+        return "ok", f"its job then ended with exit code {code}" if code else ""
     if not (job or end or facts.attempt is not None or facts.logged):
         why = f"its folder cannot be read: {facts.closed}" if facts.closed else ""
-        return "missing", why or "planned, never started", "", ""
+        return "missing", why or "planned, never started"
     if job and facts.alive:  # also after a failed attempt: it may start the next one
-        return "running", f"process {job['pid']}", "", ""
-    signs = [(tail, sign) for tail in facts.tails if (sign := find_sign(tail))]
+        return "running", f"process {job['pid']}"
+    signs = ((tail, sign) for tail in facts.tails if (sign := find_sign(tail)))
     strongest = max(signs, key=lambda pair: pair[1].strength, default=None)
     if end and end.status == "preempted":
         if strongest and strongest[1].of_scheduler and strongest[1].status != "preempted":
@@ -274,19 +275,19 @@ def _verdict(facts: Facts, code: int | None) -> _Verdict:
         where = f"Slurm job {job['job_id']}" if job.get("job_id") else f"a job on {job.get('host')}"
         where += f" of cluster {job['cluster']}" if job.get("cluster") else ""
         if facts.attempt is None:
-            return "pending", clean(f"{where} has not started"), "", ""
-        return "running", clean(f"{where} has not recorded an end"), "", ""
+            return "pending", clean(f"{where} has not started")
+        return "running", clean(f"{where} has not recorded an end")
     if job and facts.alive is not None:
         reason = f"its process {job.get('pid')} exited without a run_end record"
     elif age is not None and abs(age) < FRESH_S:  # below 0: another machine's clock is ahead
         when = f"{age:.0f} s ago" if age >= 0 else f"{-age:.0f} s ahead of this machine's clock"
-        return "running", f"its files changed {when}", "", ""
+        return "running", f"its files changed {when}"
     else:
         reason = "exited without a run_end record or an outcome file"
     return "failed", reason, *_last_line(facts)
 
 
-def _by_sign(facts: Facts, tail: Tail, sign: Sign) -> _Verdict:
+def _by_sign(facts: Facts, tail: Tail, sign: Sign) -> tuple[str, ...]:
     return sign.status, sign.reason, sign.text, _place(facts, tail, sign.line)
 
 
@@ -368,11 +369,8 @@ def join(
         return judge(facts, run_id in ordered), facts.job or {}
 
     looks, jobs = {run_id: look(run_id) for run_id in runs}, dict[str, Job]()
-    ids = {
-        run_id: job_id
-        for run_id, (state, start) in looks.items()
-        if (job_id := _slurm_job_id(start)) and (all_jobs or state.status != "ok")
-    }
+    asked = {i: start for i, (state, start) in looks.items() if all_jobs or state.status != "ok"}
+    ids = {run_id: _slurm_job_id(start) for run_id, start in asked.items() if _slurm_job_id(start)}
     # Jobs of another cluster have numbers that other jobs have here. Where this cluster's name is
     # not known, each cluster that is noted may be another one.
     noted = {run_id: looks[run_id][1].get("cluster") for run_id in ids}
@@ -412,8 +410,6 @@ def ordered_runs(study: StudyPaths, planned: Iterable[str]) -> set[str]:
     record = read_json(study.launcher)
     if not record or not is_alive(record) or not isinstance(record.get("run_ids"), list):
         return set()
-    wanted = {run_id for run_id in record["run_ids"] if isinstance(run_id, str)}.intersection(
-        planned
-    )
-    jobs = {run_id: read_json(study.run(run_id).job) or {} for run_id in wanted}
+    ids = {run_id for run_id in record["run_ids"] if isinstance(run_id, str)}
+    jobs = {i: read_json(study.run(i).job) or {} for i in planned if i in ids}
     return {run_id for run_id, job in jobs.items() if job.get("order") != record.get("key")}

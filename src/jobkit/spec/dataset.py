@@ -39,22 +39,17 @@ def check_source(dataset: str) -> None:
         if not path.is_dir():
             packed = "; unpack it first" if path.exists() else ""
             raise UsageError(f"{path}: no such directory of images{packed}")
-        parts = ([*(path / part).glob("*/")] for part in ("train", "test"))
-        check_classes(path, *({folder.name for folder in folders} for folders in parts))
+        parts = {p: {f.name for f in (path / p).glob("*/")} for p in ("train", "test")}
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from None
-
-
-def check_classes(path: Path, train: set[str], test: set[str]) -> list[str]:
-    """Return the class names in order; raise UsageError where train and test do not agree."""
-    for part, classes in (("train", train), ("test", test)):
+    for part, classes in parts.items():
         if not classes:
             raise UsageError(f"{path}: no class folder in {part}/; needs {part}/<class>/<image>")
-    if train != test:
-        only = [f"{c} only in train/" for c in sorted(train - test)]
-        only += [f"{c} only in test/" for c in sorted(test - train)]
+    train, test = parts.values()
+    only = [f"{c} only in train/" for c in sorted(train - test)]
+    only += [f"{c} only in test/" for c in sorted(test - train)]
+    if only:
         raise UsageError(f"{path}: class folders differ: {', '.join(only[:5])}")
-    return sorted(train)
 
 
 def find_idx(folder: Path) -> dict[str, Path]:

@@ -2,9 +2,10 @@
 
 import argparse
 import contextlib
+import functools
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import Field, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,29 +35,33 @@ _FAST: Mapping[str, Any] = {
     "weight_decay": 0.00133,
     "speed_run": True,
 }
+# The same for a few CPU cores: narrow, and a pass or two with smaller batches.
+_FAST_CPU = {**_FAST, "width": 1, "epochs": 2, "global_batch_size": 128, "precision": "fp32"}
 # Settings that belong together, as defaults under --recipe.
-RECIPES: Mapping[str, Mapping[str, Any]] = {
-    "fast": _FAST,
-    # The same for a few CPU cores: narrow, and a pass or two with smaller batches.
-    "fast-cpu": {
-        **_FAST,
-        "width": 1,
-        "epochs": 2,
-        "global_batch_size": 128,
-        "precision": "fp32",
-    },
-}
+RECIPES: Mapping[str, Mapping[str, Any]] = {"fast": _FAST, "fast-cpu": _FAST_CPU}
 
 
 def add_spec_arguments(parser: argparse.ArgumentParser, skip: tuple[str, ...] = ()) -> None:
-    """Add one option for each setting that the payload takes, in groups; absent when not given."""
+    """Add one option for each setting that the payload takes, in groups; absent when not given.
+
+    RunSpec checks their values.
+    """
     title, group = "", None
     for f in fields(Settings):
         if f.metadata["group"]:
             title, group = f.metadata["group"], None
         if f.metadata["option"] and f.name not in skip:
             group = group or parser.add_argument_group(title)
-            _add_option(group, f)
+            kind, choices = TYPES[f.name], f.metadata["choices"]
+            kwargs: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+            if kind is not bool:
+                metavar = "|".join(choices or ()) or {int: "N", float: "X", str: "TEXT"}[kind]
+                kwargs = {"metavar": metavar, "type": functools.partial(_setting, f.name)}
+            default = "" if f.default is None else f" (default {f.default})"
+            group.add_argument(
+                "--" + f.name.replace("_", "-"), dest=f.name, default=argparse.SUPPRESS,
+                help=f.metadata["help"].replace("%", "%%") + default, **kwargs,
+            )  # fmt: skip
 
 
 def add_recipe_argument(parser: argparse._ActionsContainer) -> None:
@@ -66,21 +71,6 @@ def add_recipe_argument(parser: argparse._ActionsContainer) -> None:
         choices=sorted(RECIPES),
         help="defaults for a fast training, on a GPU or on a few CPU cores (docs/recipe.md)",
     )
-
-
-def _add_option(group: Any, f: Field[Any]) -> None:
-    """Add the option of one setting to a group of a parser. RunSpec checks its value."""
-    text = f.metadata["help"].replace("%", "%%")
-    kwargs: dict[str, Any] = {"dest": f.name, "default": argparse.SUPPRESS}
-    if f.default is not None:
-        text += f" (default {f.default})"
-    if TYPES[f.name] is bool:
-        kwargs["action"] = argparse.BooleanOptionalAction
-    else:
-        metavar = "|".join(f.metadata["choices"]) if f.metadata["choices"] else None
-        kwargs["metavar"] = metavar or {int: "N", float: "X", str: "TEXT"}[TYPES[f.name]]
-        kwargs["type"] = lambda word: _setting(f.name, word)
-    group.add_argument("--" + f.name.replace("_", "-"), help=text, **kwargs)
 
 
 def chosen_settings(namespace: argparse.Namespace) -> dict[str, Any]:
@@ -96,11 +86,8 @@ def read_spec_file(path: Path) -> dict[str, Any]:
     Raises UsageError for a file or a setting that cannot be used.
     """
     try:
-        if path.suffix in (".yaml", ".yml"):
-            table = _read_yaml(path)
-        else:
-            table = read_json(path, follow=True) or {}
-            table = table.get("spec", table)
+        table = _read_yaml(path) if path.suffix in (".yaml", ".yml") else read_json(path, True)
+        table = table.get("spec", table) if isinstance(table, dict) else None
         if not table or not isinstance(table, dict):
             raise UsageError("not the spec.json of a run, or lines such as 'epochs: 3'")
         check_keys(table)
@@ -108,25 +95,20 @@ def read_spec_file(path: Path) -> dict[str, Any]:
         raise UsageError(f"--spec {path}: {error.strerror}") from None
     except UsageError as error:
         raise UsageError(f"--spec {path}: {error}") from None
-    return table
+    words = {k: v for k, v in table.items() if isinstance(v, str)}  # 1e-3 is text in YAML 1.1
+    return table | {name: _setting(name, word) for name, word in words.items()}
 
 
 def _read_yaml(path: Path) -> Any:
-    """What a YAML file holds; YAML 1.1 takes 1e-3 for text."""
     try:
         import yaml
 
-        table = yaml.safe_load(read_text(path))
+        return yaml.safe_load(read_text(path))
     except ImportError:
-        raise UsageError(
-            'needs PyYAML: run "python -m pip install pyyaml", or write JSON'
-        ) from None
+        advice = 'run "python -m pip install pyyaml", or write JSON'
+        raise UsageError(f"needs PyYAML: {advice}") from None
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise UsageError(f"not valid YAML: {error}") from None
-    if not isinstance(table, dict):
-        return table
-    words = {k: v for k, v in table.items() if isinstance(v, str) and k in SETTINGS}
-    return table | {name: _setting(name, word) for name, word in words.items()}
 
 
 def with_words(study: Study, words: Sequence[str], given: Collection[str] = ()) -> Study:

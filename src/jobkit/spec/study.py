@@ -132,9 +132,8 @@ class Study(ProgramOptions):
         if "scaling" in self.work:
             one_of("scaling", self.work["scaling"], SCALINGS)
         if "per_step" in self.work and not self.work.get("unit"):
-            raise UsageError(
-                'work: per_step needs its unit: --unit images, or unit = "images" in the study'
-            )
+            what = '--unit images, or unit = "images" in the study'
+            raise UsageError(f"work: per_step needs its unit: {what}")
 
     def _check_training(self) -> None:
         for key in _OF_COMMANDS:
@@ -262,9 +261,9 @@ class Study(ProgramOptions):
         scaling: str | None = None,
     ) -> CommandSpec:
         """The run of a command at a size, with its placeholders replaced."""
-        nodes, per_node = size
-        names: dict[str, Value] = {"ranks": nodes * per_node, "nodes": nodes}
-        names |= {"ranks_per_node": per_node, "repeat": repeat, "run_dir": RUN_DIR}
+        ranks = math.prod(size)
+        place: dict[str, Any] = {"nodes": size[0], "ranks_per_node": size[1], "repeat": repeat}
+        names: dict[str, Value] = {"ranks": ranks, **place, "run_dir": RUN_DIR}
         try:
             values = resolve_all(parameters, names)
             names |= values
@@ -272,9 +271,7 @@ class Study(ProgramOptions):
             return CommandSpec(
                 **{name: getattr(self, name) for name in _SHARED},
                 command=tuple(fill(word, names) for word in self.command),
-                nodes=nodes,
-                ranks_per_node=per_node,
-                repeat=repeat,
+                **place,
                 parameters=values,
                 by_size=tuple(by_size),
                 template=(*self.command, *(f"{name}={parameters[name]}" for name in by_size)),
@@ -284,7 +281,6 @@ class Study(ProgramOptions):
                 together=self.work.get("together", False),
             )
         except UsageError as error:
-            ranks = nodes * per_node
             raise UsageError(f"at {ranks} rank{'s' * (ranks > 1)}: {error}") from None
 
     def _scaling(self, series: Sequence[CommandSpec]) -> str | None:
@@ -403,14 +399,17 @@ def find_study(source: str | Path | None = None, *, planned: bool = False) -> Pa
         single = logs_root() / "single"
         hint = f"; single runs are in {single}: name that" if single.is_dir() else ""
         raise UsageError(f"no study in {logs_root()}: start one with run_benchmarks.py{hint}")
-    text = str(source)
-    named = logs_root() / text
+    text, named = str(source), logs_root() / str(source)
     bare = text not in ("", ".", "..") and "/" not in text
     try:
         folder = named if bare and named.is_dir() else Path(text)
+        if folder.is_file():
+            raise UsageError(f"{text} is a file: give the study's folder")
         if not text or not folder.is_dir():
-            raise UsageError(_unknown(text, folder))
-    except OSError as error:  # too long for a name
+            known = sorted({p.parent.name for p in _plans()})
+            shown = f" (in {logs_root()}: {', '.join(known)})" if known else f" in {logs_root()}"
+            raise UsageError(f"no study {text!r}{nearest(folder.name, known)}{shown}")
+    except OSError as error:  # too long for a name, or in a folder that is closed
         raise UsageError(f"no study {text!r}: {error.strerror}") from None
     if any(is_there(folder / name) for name in _FILES):
         return folder
@@ -453,15 +452,6 @@ def _plans() -> list[Path]:
     """What every study has that can be seen: its plan, or the list of its logs."""
     plans = (logs_root() / name / file for name in file_names(logs_root()) for file in _FILES)
     return [path for path in plans if is_there(path)]
-
-
-def _unknown(text: str, folder: Path) -> str:
-    """The line for a study that is not there."""
-    if folder.is_file():
-        return f"{text} is a file: give the study's folder"
-    known = sorted({p.parent.name for p in _plans()})
-    shown = f" (in {logs_root()}: {', '.join(known)})" if known else f" in {logs_root()}"
-    return f"no study {text!r}{nearest(folder.name, known)}{shown}"
 
 
 def is_run(folder: Path) -> bool:
