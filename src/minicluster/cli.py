@@ -1,7 +1,5 @@
 """The commands of `hpc/minicluster`: parse, call, and report what was done."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex
@@ -14,8 +12,8 @@ from jobkit.errors import Exit, Parser, UsageError, at_least
 from minicluster import cluster as clusters
 from minicluster import machine
 from minicluster.config import MAX_NODES, Cluster
-from minicluster.daemons import SHARED_HOLDER, daemon_names
-from minicluster.processes import dead, members
+from minicluster.daemons import daemon_names
+from minicluster.processes import dead
 
 DESCRIPTION = """\
 A real Slurm with several simulated nodes on this machine: to learn Slurm, to try a batch script
@@ -31,7 +29,6 @@ examples:
   hpc/minicluster up --no-accounting        starts in a second; no sacct
   hpc/minicluster up --preemption           partition `urgent` preempts jobs of `batch`
   sudo hpc/minicluster up --netns           each node with its own address and host name
-  sudo hpc/minicluster link cut n2          take a node's link down; link heal: mend all
   hpc/minicluster kill n2 --jobs            power loss of a node; kill n2: only its slurmd
   hpc/minicluster start n2                  restart its slurmd
   hpc/minicluster up --memory-limits        jobs over their --mem are killed
@@ -39,6 +36,26 @@ examples:
 
 exit codes: 0 ok; 1 failed, or a daemon does not run; 2 wrong usage, or missing packages
 """
+COMMANDS = {
+    "up": "start a cluster; returns when all nodes are idle",
+    "status": "state of nodes and daemons; exit code 1 if a daemon does not run",
+    "env": 'shell lines for eval "$(hpc/minicluster env)"',
+    "down": "end the cluster and delete its folder",
+    "kill": "SIGKILL a node's slurmd",
+    "start": "restart a killed slurmd",
+}
+SIZES = {  # option: Cluster's field, limits, and help
+    "nodes": ("nodes", 1, MAX_NODES, "nodes, n1 to nN"),
+    "cores": ("cores", 1, 1024, "cores of each node, simulated"),
+    "gpus": ("gpus", 0, 64, "GPUs of each node, simulated"),
+    "memory": ("memory_mib", 64, 1 << 24, "memory of each node in MiB, simulated"),
+}
+SWITCHES = {
+    "preemption": "add a partition, urgent, whose jobs preempt (requeue) those of batch",
+    "netns": "each node in a network namespace (needs root)",
+    "memory-limits": "kill jobs that use more than their --mem; they end FAILED",
+    "enforce": "jobs need an account and a QOS that exist in the accounting",
+}
 _FIRST_STEP = (
     "srun --nodes=2 --ntasks-per-node=2 --gpus-per-task=1 "
     "sh -c 'echo $SLURMD_NODENAME $SLURM_PROCID $CUDA_VISIBLE_DEVICES'"
@@ -48,46 +65,22 @@ _FIRST_STEP = (
 def parser() -> argparse.ArgumentParser:
     top = Parser(prog="hpc/minicluster", description=DESCRIPTION, epilog=EXAMPLES)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    new = {
-        name: commands.add_parser(name, help=text, description=text)
-        for name, text in (
-            ("up", "start a cluster; returns when all nodes are idle"),
-            ("status", "state of nodes and daemons; exit code 1 if a daemon does not run"),
-            ("env", 'shell lines for eval "$(hpc/minicluster env)"'),
-            ("down", "end the cluster and delete its folder"),
-            ("link", "cut links of nodes, or heal them (--netns)"),
-            ("kill", "SIGKILL a node's slurmd"),
-            ("start", "restart a killed slurmd"),
-        )
-    }
+    where = f"the cluster's folder (default: ${machine.DIR_VARIABLE}, else in /tmp)"
+    new = {name: commands.add_parser(name, help=t, description=t) for name, t in COMMANDS.items()}
     for command in new.values():
-        command.add_argument(
-            "--dir", help=f"the cluster's folder (default: ${machine.DIR_VARIABLE}, else in /tmp)"
-        )
-    for name, key, low, high, text in (
-        ("nodes", "nodes", 1, MAX_NODES, "nodes, n1 to nN"),
-        ("cores", "cores", 1, 1024, "cores of each node, simulated"),
-        ("gpus", "gpus", 0, 64, "GPUs of each node, simulated"),
-        ("memory", "memory_mib", 64, 1 << 24, "memory of each node in MiB, simulated"),
-    ):
-        usual, kind = getattr(Cluster, key), at_least(int, low, high)
+        command.add_argument("--dir", help=where)
+    for name, (field, low, high, text) in SIZES.items():
+        usual = getattr(Cluster, field)
         new["up"].add_argument(
-            f"--{name}", dest=key, type=kind, default=usual, metavar="N",
+            f"--{name}", dest=field, type=at_least(int, low, high), default=usual, metavar="N",
             help=f"{text} (default: {usual})",
         )  # fmt: skip
     new["up"].add_argument(
         "--no-accounting", dest="accounting", action="store_false",
         help="no slurmdbd, no MariaDB, no sacct; faster",
     )  # fmt: skip
-    for name, text in (
-        ("preemption", "add a partition, urgent, whose jobs preempt (requeue) those of batch"),
-        ("netns", "each node in a network namespace (needs root)"),
-        ("memory-limits", "kill jobs that use more than their --mem; they end FAILED"),
-        ("enforce", "jobs need an account and a QOS that exist in the accounting"),
-    ):
+    for name, text in SWITCHES.items():
         new["up"].add_argument(f"--{name}", action="store_true", help=text)
-    new["link"].add_argument("action", choices=["cut", "heal"])
-    new["link"].add_argument("nodes", nargs="*", metavar="NODE", help="heal without: all")
     for name in ("kill", "start"):
         new[name].add_argument("node", metavar="NODE")
     new["kill"].add_argument(
@@ -106,7 +99,7 @@ def bring_up(root: Path, args: argparse.Namespace) -> None:
     print(f"up: {cluster.node_range} idle, each {parts}; {took_s:.1f} s")
     if os.geteuid() != 0:
         print("note: only your own jobs run: slurmd needs root to start another user's")
-    if not any(member.name in (SHARED_HOLDER, "net-n1") for member in members(root)):
+    if not machine.may_unshare():
         print(
             "note: node names (n1, ...) do not resolve inside jobs, as that needs the right to "
             "mount (root); take the address that `sinfo -h -n n1 -o %o` prints"
@@ -124,8 +117,7 @@ def status(root: Path) -> int:
     shown = {} if lost else machine.node_states(root)
     print(f"folder: {root}")
     for name in cluster.node_names:
-        cut = "; its link is cut" if name in cluster.cut else ""
-        print(f"{name}: {shown.get(name, 'unknown')}{cut}")
+        print(f"{name}: {shown.get(name, 'unknown')}")
     if lost:
         print(f"daemons not running: {', '.join(lost)}; restart a node: hpc/minicluster start NODE")
         print("start from scratch: hpc/minicluster up")
@@ -148,8 +140,6 @@ def run(args: argparse.Namespace) -> int:
                 print(f"export {name}={shlex.quote(value)}")
         case "down":
             print(f"down: {root}" if clusters.down(root) else f"no cluster in {root}")
-        case "link":
-            print(clusters.link(root, args.action, args.nodes))
         case "kill":
             print(clusters.kill(root, args.node, args.jobs))
         case "start":

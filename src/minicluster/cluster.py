@@ -1,7 +1,5 @@
 """Bring a cluster up and take it down; what the commands of cli.py do."""
 
-from __future__ import annotations
-
 import os
 import re
 import secrets
@@ -18,7 +16,7 @@ from typing import Any
 from jobkit import files
 from jobkit.errors import NotStarted, UsageError
 from jobkit.permissions import check_study, private_folder
-from minicluster import config, machine, network
+from minicluster import config, machine
 from minicluster.config import MAX_NODES, STATE_FILE, Cluster, tag
 from minicluster.daemons import Starter, daemon_names
 from minicluster.processes import dead, end, members
@@ -60,8 +58,8 @@ def check_folder(root: Path, reading: bool = False) -> None:
     if not root.is_dir():
         raise UsageError(f"--dir {root}: not a folder")
     check_study(root)
-    owner = root.stat().st_uid
-    if owner not in ({0, os.geteuid()} if reading else {os.geteuid()}):
+    owner, mine = root.stat().st_uid, os.geteuid()
+    if owner != mine and not (reading and owner == 0):
         raise UsageError(f"--dir {root} belongs to user id {owner}; choose another, or be them")
     # The state file is the first; `up` may have been killed just before it had its name.
     strange = [name for name in files.file_names(root) if not name.startswith(f".{STATE_FILE}.")]
@@ -114,7 +112,7 @@ def up(cluster: Cluster, say: Callable[[str], None]) -> Cluster:
             try:
                 with machine.free_ports(cluster):
                     if cluster.netns:
-                        cluster.subnet = network.choose_subnet(root)
+                        cluster.subnet = machine.choose_subnet(root)
                     write_files(cluster)
                     say(f"folder: {root}")
                     Starter(cluster).start_all(say)
@@ -152,18 +150,22 @@ def write_files(cluster: Cluster) -> None:
     for index in range(cluster.gpus):
         (root / "dev" / f"gpu{index}").symlink_to("/dev/null")
     password = secrets.token_hex(16)
-    for name, content in (
-        ("munge.key", secrets.token_bytes(1024)),
-        ("slurmdbd.conf", config.slurmdbd_conf(cluster, password).encode()),
-        ("db-init.sql", config.database_sql(password).encode()),
-    ):  # never readable by others, not even for a moment
-        handle = os.open(root / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-    (root / "slurm.conf").write_text(config.slurm_conf(cluster))
-    (root / "gres.conf").write_text(config.gres_conf(cluster))
-    (root / "cgroup.conf").write_text(config.cgroup_conf(cluster))
-    (root / "hosts").write_text(config.hosts(cluster, Path("/etc/hosts").read_text()))
+    closed = {
+        "munge.key": secrets.token_hex(512),
+        "slurmdbd.conf": config.slurmdbd_conf(cluster, password),
+        "db-init.sql": config.database_sql(password),
+    }
+    texts = closed | {
+        "slurm.conf": config.slurm_conf(cluster),
+        "gres.conf": config.gres_conf(cluster),
+        "cgroup.conf": config.cgroup_conf(cluster),
+        "hosts": config.hosts(cluster, Path("/etc/hosts").read_text()),
+    }
+    for name, text in texts.items():  # a secret is never readable by others, not for a moment
+        mode = 0o600 if name in closed else 0o644
+        handle = os.open(root / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
 
 
 def down(root: Path) -> bool:
@@ -186,7 +188,7 @@ def take_down(root: Path) -> None:
         while machine.ask(root, "squeue", "-h", timeout_s=2.0) and time.monotonic() < deadline:
             time.sleep(0.1)
     end(root, _GRACE_S)
-    network.remove(root)
+    machine.remove_network(root)
     if root.exists():
         for path in root.iterdir():
             if path.is_dir():
@@ -221,32 +223,10 @@ def start(root: Path, node: str) -> str:
         return f"started: slurmd.{node}"
 
 
-def link(root: Path, action: str, nodes: list[str]) -> str:
-    """Cut nodes' links, or heal theirs (of none: all); return what was done, in one line."""
-    if action == "cut" and not nodes:
-        raise UsageError("link cut needs a node")
-    with locked(root):
-        cluster = running(root)
-        check_node(cluster, *nodes)
-        if not cluster.subnet:
-            raise UsageError("link: the nodes have no separate links; use `up --netns`")
-        cut = action == "cut"
-        changed = nodes if cut else [n for n in cluster.cut if not nodes or n in nodes]
-        for node in changed:
-            network.ip("link", "set", network.link_of(root, node), "down" if cut else "up")
-            if not cut:  # after a long time the node stays down until someone says so
-                machine.ask(root, "scontrol", "update", f"nodename={node}", "state=resume")
-        cluster.cut = sorted({*cluster.cut, *changed} if cut else {*cluster.cut} - {*changed})
-        cluster.save()
-        return f"link: {action}: {', '.join(changed) or 'nothing'}"
-
-
-def check_node(cluster: Cluster, *nodes: str) -> None:
+def check_node(cluster: Cluster, node: str) -> None:
     """Raise UsageError for a name that is no node's."""
-    names = cluster.node_names
-    for node in nodes:
-        if node not in names:
-            raise UsageError(f"{node}: no such node; there are {names[0]} to {names[-1]}")
+    if node not in (names := cluster.node_names):
+        raise UsageError(f"{node}: no such node; there are {names[0]} to {names[-1]}")
 
 
 def _interrupt(signum: int, _frame: FrameType | None) -> None:
@@ -255,7 +235,7 @@ def _interrupt(signum: int, _frame: FrameType | None) -> None:
 
 
 @contextmanager
-def on_signals(handler: signal._HANDLER) -> Iterator[None]:
+def on_signals(handler: "signal._HANDLER") -> Iterator[None]:
     """Handle the signals that end a command so, for a while."""
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {signum: signal.signal(signum, handler) for signum in signals}

@@ -4,21 +4,20 @@ Why each unusual key is there is said beside it, in the file that is written, so
 can be read by someone who learns Slurm.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import pwd
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Optional
 
 from jobkit.errors import UsageError
 from jobkit.paths import read_json, write_json
 
 STATE_FILE = "minicluster.json"
 MAX_NODES = 256  # by their ports; with netns 253, by their addresses
-MANY_NODES = 64
+MANY_NODES = 64  # more on one machine answer late
 
 
 @dataclass(kw_only=True)
@@ -40,10 +39,9 @@ class Cluster:
     enforce: bool = False  # jobs need an account and a QOS that the accounting knows
     base_port: int = 0
     subnet: str = ""  # "10.77.3": the nodes' network, with netns
-    cut: list[str] = field(default_factory=list)  # the nodes whose link is cut
 
     @classmethod
-    def load(cls, root: Path) -> Cluster | None:
+    def load(cls, root: Path) -> Optional["Cluster"]:
         """The cluster of a folder; None where there is none, or its file is not to be read."""
         try:
             return cls(root=root, **(read_json(root / STATE_FILE) or {"absent": True}))
@@ -55,8 +53,7 @@ class Cluster:
 
     def asked(self) -> dict[str, object]:
         """What the user asked for."""
-        chosen_here = ("base_port", "subnet", "cut")
-        return {name: value for name, value in vars(self).items() if name not in chosen_here}
+        return {k: v for k, v in vars(self).items() if k not in ("base_port", "subnet")}
 
     @property
     def node_names(self) -> list[str]:
@@ -74,7 +71,7 @@ class Cluster:
     @property
     def control_address(self) -> str:
         """Where nodes and commands reach slurmctld and slurmdbd."""
-        return f"{self.subnet}.254" if self.subnet else "127.0.0.1"
+        return self.node_address(254)
 
     def node_address(self, index: int) -> str:
         return f"{self.subnet}.{index}" if self.subnet else "127.0.0.1"
@@ -108,21 +105,43 @@ def user_name() -> str:
 
 
 def slurm_conf(cluster: Cluster) -> str:
-    """slurm.conf, whole."""
+    """slurm.conf, whole: what each cluster has, then what its options add."""
     root, port, user = cluster.root, cluster.base_port, user_name()
-    patience, tcp, preempt = "SlurmdTimeout=20\n", "", "PreemptType=preempt/none\n"
-    if cluster.nodes > MANY_NODES:
-        patience = (
-            "# So many nodes on one machine answer late.\nSlurmdTimeout=120\nMessageTimeout=60\n"
-        )
-    if cluster.subnet:
-        tcp = "TCPTimeout=3\n"
-    if cluster.preemption:
-        preempt = "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n"
-    select, frequency, gather = "CR_Core", 2, ""
+    timeout_s, message_s = (120, 60) if cluster.nodes > MANY_NODES else (20, 10)
+    hardware = f"CPUs={cluster.cores} CoresPerSocket={cluster.cores}"
+    hardware += f" RealMemory={cluster.memory_mib}"
+    batch = f"Nodes={cluster.node_range} DefaultTime=1:00:00 MaxTime=1-00:00:00 State=UP"
+    added, urgent, select = list[str](), list[str](), "CR_Core"
+    if cluster.gpus:
+        hardware += f" Gres=gpu:{cluster.gpus}"
+        added += ["GresTypes=gpu"]
     if cluster.memory_limits:
-        select, frequency = "CR_Core_Memory", 1
-        gather = "JobAcctGatherParams=OverMemoryKill\n"
+        select = "CR_Core_Memory"
+        added += ["JobAcctGatherParams=OverMemoryKill"]
+        # A job that names no --mem gets its cores' share, not the whole node.
+        batch += f" DefMemPerCPU={max(1, cluster.memory_mib // cluster.cores)}"
+    if cluster.preemption:
+        added += ["PreemptType=preempt/partition_prio", "PreemptMode=REQUEUE"]
+        urgent = ["# Its jobs requeue jobs of batch when they need the place."]
+        urgent += [f"PartitionName=urgent PriorityTier=10 PreemptMode=OFF {batch}"]
+    if cluster.accounting:
+        added += [
+            "AccountingStorageType=accounting_storage/slurmdbd",
+            f"AccountingStorageHost={cluster.control_address}",
+            f"AccountingStoragePort={port + 1}",
+            "# The munge socket, because it is not at its usual place.",
+            f"AccountingStoragePass={cluster.munge_socket}",
+        ]
+        if cluster.gpus:
+            added += ["AccountingStorageTRES=gres/gpu"]
+        if cluster.enforce:
+            added += ["AccountingStorageEnforce=associations,limits,qos"]
+    for index, name in enumerate(cluster.node_names, start=1):
+        # With --netns each node has a host name, and all ports, of its own.
+        host, number = (name, 1) if cluster.subnet else (short_host(), index)
+        place = f"NodeHostname={host} NodeAddr={cluster.node_address(index)}"
+        added += [f"NodeName={name} {place} Port={cluster.slurmd_port(number)} {hardware}"]
+    lines = "\n".join([*added, f"PartitionName=batch Default=YES {batch}", *urgent])
     # proctrack/linuxproc would leave processes behind that ignore TERM.
     return f"""\
 # Written by hpc/minicluster. Each `up` rewrites it.
@@ -155,73 +174,23 @@ EnforcePartLimits=ALL
 KillWait=5
 MinJobAge=300
 SlurmctldTimeout=30
-{patience}# A node that was away comes back by itself.
+SlurmdTimeout={timeout_s}
+MessageTimeout={message_s}
+TCPTimeout=3
+# A node that was away comes back by itself.
 ReturnToService=2
-{tcp}{preempt}
+
 SelectType=select/cons_tres
 SelectTypeParameters={select}
 ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/linux
-JobAcctGatherFrequency={frequency}
-{gather}
-{_accounting(cluster)}
-{_nodes(cluster)}
-{_partitions(cluster)}"""
+JobAcctGatherFrequency=1
+# The nodes have the cores and memory said here, whatever the machine has.
+SlurmdParameters=config_overrides
 
-
-def _accounting(cluster: Cluster) -> str:
-    lines = ["JobCompType=jobcomp/filetxt", f"JobCompLoc={cluster.root}/log/jobcomp.txt"]
-    if not cluster.accounting:
-        lines.append("AccountingStorageType=accounting_storage/none")
-    else:
-        lines += [
-            "AccountingStorageType=accounting_storage/slurmdbd",
-            f"AccountingStorageHost={cluster.control_address}",
-            f"AccountingStoragePort={cluster.base_port + 1}",
-            "# The munge socket, because it is not at its usual place.",
-            f"AccountingStoragePass={cluster.munge_socket}",
-        ]
-        if cluster.gpus:
-            lines.append("AccountingStorageTRES=gres/gpu")
-        if cluster.enforce:
-            lines.append("AccountingStorageEnforce=associations,limits,qos")
-    return "\n".join(lines) + "\n"
-
-
-def _nodes(cluster: Cluster) -> str:
-    lines = [
-        "# The nodes have the cores and memory said here, whatever the machine has.",
-        "SlurmdParameters=config_overrides",
-    ]
-    if cluster.gpus:
-        lines.append("GresTypes=gpu")
-    cores = cluster.cores
-    hardware = f"CPUs={cores} CoresPerSocket={cores} RealMemory={cluster.memory_mib}"
-    gres = f" Gres=gpu:{cluster.gpus}" if cluster.gpus else ""
-    for index, name in enumerate(cluster.node_names, start=1):
-        hostname = name if cluster.subnet else short_host()
-        # With --netns each node has all ports of its own.
-        port = cluster.slurmd_port(1 if cluster.subnet else index)
-        lines.append(
-            f"NodeName={name} NodeHostname={hostname} NodeAddr={cluster.node_address(index)} "
-            f"Port={port} {hardware}{gres}"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def _partitions(cluster: Cluster) -> str:
-    common = f"Nodes={cluster.node_range} DefaultTime=1:00:00 MaxTime=1-00:00:00 State=UP"
-    if cluster.memory_limits:
-        # A job that names no --mem gets its cores' share, not the whole node.
-        common += f" DefMemPerCPU={max(1, cluster.memory_mib // cluster.cores)}"
-    if not cluster.preemption:
-        return f"PartitionName=batch Default=YES {common}\n"
-    return (
-        f"PartitionName=batch Default=YES PriorityTier=1 {common}\n"
-        "# Its jobs requeue jobs of batch when they need the place.\n"
-        f"PartitionName=urgent PriorityTier=10 PreemptMode=OFF {common}\n"
-    )
+{lines}
+"""
 
 
 def slurmdbd_conf(cluster: Cluster, password: str) -> str:
@@ -256,10 +225,9 @@ GRANT ALL ON slurm_acct_db.* TO slurm@'127.0.0.1';
 
 def gres_conf(cluster: Cluster) -> str:
     """gres.conf: GPUs are character devices, else CUDA_VISIBLE_DEVICES stays empty."""
-    if not cluster.gpus:
-        return "AutoDetect=off\n"
-    files = f"{cluster.root}/dev/gpu" + (f"[0-{cluster.gpus - 1}]" if cluster.gpus > 1 else "0")
-    return f"AutoDetect=off\nNodeName={cluster.node_range} Name=gpu File={files}\n"
+    files = f"gpu[0-{cluster.gpus - 1}]" if cluster.gpus > 1 else "gpu0"
+    line = f"NodeName={cluster.node_range} Name=gpu File={cluster.root}/dev/{files}\n"
+    return "AutoDetect=off\n" + (line if cluster.gpus else "")
 
 
 def cgroup_conf(cluster: Cluster) -> str:

@@ -1,7 +1,5 @@
 """Start the daemons, each in the foreground of a session of its own, and wait for each."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket
@@ -11,13 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jobkit.errors import NotStarted
-from minicluster import network
+from minicluster import machine
 from minicluster.config import Cluster
-from minicluster.machine import ask, command, may_unshare, node_states, search_path
+from minicluster.machine import ask, command, node_states
 from minicluster.processes import MARK, members
 
 WAIT_S = 60.0  # far above what was measured: a machine may be busy
-SHARED_HOLDER = "names"
 
 
 def daemon_names(cluster: Cluster) -> list[str]:
@@ -33,17 +30,17 @@ class Starter:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self.root = cluster, cluster.root
+        self._kinds = ["--net", "--uts"] if cluster.subnet else []  # of namespaces, beside mount
         self._started: dict[str, subprocess.Popen[bytes]] = {}
 
     def start_all(self, say: Callable[[str], None]) -> None:
         say("starting munge")
-        run, control = self.root / "run", self.cluster.control_address
-        options = [f"--key-file={self.root}/munge.key", f"--socket={self.cluster.munge_socket}"]
+        run, munge = self.root / "run", str(self.cluster.munge_socket)
+        options = [f"--key-file={self.root}/munge.key", f"--socket={munge}"]
         options += [f"--pid-file={run}/munged.pid", f"--seed-file={run}/munge.seed"]
         self._spawn("munged", "munged", "--foreground", "--force", *options)
-        socket_path = str(self.cluster.munge_socket)
-        self._wait("munged", lambda: _accepts(socket.AF_UNIX, socket_path))
-        holders = self._start_holders()  # with --netns they make the address of slurmdbd, too
+        self._wait("munged", lambda: _accepts(socket.AF_UNIX, munge))
+        self._start_holders()  # with --netns they make the address of slurmdbd, too
         if self.cluster.accounting:
             say("starting the accounting: MariaDB, slurmdbd")
             self._start_database()
@@ -53,17 +50,15 @@ class Starter:
         say(f"starting slurmctld, and slurmd of {self.cluster.node_range}")
         self._spawn("slurmctld", "slurmctld", "-D", "-f", f"{self.root}/slurm.conf")
         # A slurmd that does not find it at once tries again only a second later.
-        address = (control, self.cluster.base_port)
+        address = (self.cluster.control_address, self.cluster.base_port)
         self._wait("slurmctld", lambda: _accepts(socket.AF_INET, address))
-        for node in self.cluster.node_names:
-            self._start_slurmd(node, holders.get(node))
+        self._start_slurmds(self.cluster.node_names)
         idle = dict.fromkeys(self.cluster.node_names, "idle")
         self._wait("the nodes", lambda: node_states(self.root) == idle, 0.05)
 
     def restart(self, node: str) -> None:
         """Start a node's slurmd again as it was, and wait until Slurm has the node."""
-        holders = {m.name: m.pid for m in members(self.root)}
-        self._start_slurmd(node, holders.get(f"net-{node}") or holders.get(SHARED_HOLDER))
+        self._start_slurmds([node])
 
         def serves() -> bool:
             shown = node_states(self.root).get(node, "down")
@@ -86,38 +81,38 @@ class Starter:
         self._spawn("mariadbd", *_mariadbd(self.root), *options)
         self._wait("mariadbd", lambda: _accepts(socket.AF_INET, ("127.0.0.1", port)))
 
-    def _start_holders(self) -> dict[str, int]:
-        """A process in the namespaces of each node, whose pid leads into them; by node.
+    def _start_holders(self) -> None:
+        """Start a process in the namespaces of each node, whose pid leads into them.
 
         With --netns one for each node; else one for all nodes, for the names alone; none for
         an ordinary user.
         """
-        names = self.cluster.node_names
+        if not machine.may_unshare():
+            return
+        nodes = self.cluster.node_names if self.cluster.subnet else [""]
+        holders = {node: self._hold(node) for node in nodes}
         if self.cluster.subnet:
-            holders = {name: self._hold(f"net-{name}", name) for name in names}
-            network.create(self.cluster, holders)
-            return holders
-        return dict.fromkeys(names, self._hold(SHARED_HOLDER, "")) if may_unshare() else {}
+            machine.create_network(self.cluster, holders)
 
-    def _hold(self, name: str, hostname: str) -> int:
+    def _hold(self, node: str) -> int:
         """Make the namespaces, and a process that keeps them; returns its pid."""
         script = 'set -e; [ -z "$2" ] || hostname "$2"; mount --bind "$1" /etc/hosts; '
         script += "echo ready; exec sleep infinity"
-        kinds = ["--net", "--uts"] if hostname else []
-        words = ["unshare", "--mount", *kinds, "--propagation", "slave"]
-        words += ["sh", "-c", script, name, f"{self.root}/hosts", hostname]
-        pid = self._spawn(name, *words)
+        name = f"net-{node or 'all'}"
+        words = ["unshare", "--mount", *self._kinds, "--propagation", "slave"]
+        pid = self._spawn(name, *words, "sh", "-c", script, name, f"{self.root}/hosts", node)
         self._wait(name, lambda: self._output(name).read_text().startswith("ready"), 0.01)
         return pid
 
-    def _start_slurmd(self, node: str, holder: int | None) -> None:
-        words = ["slurmd", "-D", "-N", node, "-f", f"{self.root}/slurm.conf"]
-        if holder is not None:
-            kinds = ["--net", "--uts"] if self.cluster.subnet else []
-            inside = ["nsenter", f"--target={holder}", "--mount", *kinds]
-            words = [*inside, command("slurmd"), *words[1:]]
-        (self.root / "spool" / node).mkdir(exist_ok=True)
-        self._spawn(f"slurmd.{node}", *words)
+    def _start_slurmds(self, nodes: list[str]) -> None:
+        holders = {member.name: member.pid for member in members(self.root)}
+        for node in nodes:
+            words = ["slurmd", "-D", "-N", node, "-f", f"{self.root}/slurm.conf"]
+            if holder := holders.get(f"net-{node}") or holders.get("net-all"):
+                inside = ["nsenter", f"--target={holder}", "--mount", *self._kinds]
+                words = [*inside, command("slurmd"), *words[1:]]
+            (self.root / "spool" / node).mkdir(exist_ok=True)
+            self._spawn(f"slurmd.{node}", *words)
 
     # --- one process --------------------------------------------------------------------------
 
@@ -129,18 +124,15 @@ class Starter:
         self, name: str, *words: str, stdin: int = subprocess.DEVNULL
     ) -> subprocess.Popen[bytes]:
         # Not the user's: a daemon must not carry what happened to be set in a shell.
-        env = {"PATH": search_path(), "LANG": "C.UTF-8", MARK: f"{self.root}:{name}"}
+        env = {"PATH": machine.search_path(), "LANG": "C.UTF-8", MARK: f"{self.root}:{name}"}
         env |= {key: os.environ[key] for key in ("HOME", "TZ") if key in os.environ}
+        env["SLURM_CONF"] = f"{self.root}/slurm.conf"
         with self._output(name).open("ab") as output:
             return subprocess.Popen(
-                [command(words[0]), *words[1:]],
-                cwd=self.root,
-                env=env | {"SLURM_CONF": f"{self.root}/slurm.conf"},
-                stdin=stdin,
-                stdout=output,
-                stderr=subprocess.STDOUT,
+                [command(words[0]), *words[1:]], cwd=self.root, env=env, stdin=stdin,
+                stdout=output, stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C in the terminal is not for them
-            )
+            )  # fmt: skip
 
     def _spawn(self, name: str, *words: str) -> int:
         self._started[name] = self._popen(name, *words)

@@ -1,7 +1,13 @@
-"""What this machine can do: packages that are missing, free ports, Slurm's commands."""
+"""What a cluster uses of this machine: packages, ports, Slurm's commands, a network of its own.
 
-from __future__ import annotations
+With --netns each node is in a network namespace, on one bridge. A namespace lives as long as a
+process in it (its holder, see daemons.py): nothing is mounted under /run/netns, and nothing stays
+when the processes are gone, save the bridge. `ip netns exec` is not used: it mounts /sys again,
+without the cgroups of the machine.
+"""
 
+import ipaddress
+import json
 import os
 import shutil
 import socket
@@ -27,6 +33,9 @@ PACKAGES = {
 FIRST_PORT, BLOCKS, PORTS_PER_BLOCK = 7000, 32, 400
 
 
+# --- commands -------------------------------------------------------------------------------------
+
+
 def search_path() -> str:
     """PATH, and where Debian keeps daemons, which an ordinary user's PATH lacks."""
     parts = [*os.environ.get("PATH", "").split(":"), "/usr/local/sbin", "/usr/sbin", "/sbin"]
@@ -44,11 +53,7 @@ def command(name: str) -> str:
 def missing(packages: list[str]) -> list[str]:
     """Those of the packages of which a command is absent."""
     path = search_path()
-    return [
-        package
-        for package in packages
-        if any(shutil.which(name, path=path) is None for name in PACKAGES[package])
-    ]
+    return [p for p in packages if not all(shutil.which(name, path=path) for name in PACKAGES[p])]
 
 
 def install_line(packages: list[str]) -> str:
@@ -81,39 +86,10 @@ def may_unshare(*kinds: str) -> bool:
     return os.geteuid() == 0 and not subprocess.run(argv, capture_output=True).returncode
 
 
-def free_ports(cluster: Cluster) -> socket.socket:
-    """Choose a block of free ports for a cluster.
-
-    While the socket that is returned is open no other `up` takes them, before a daemon listens.
-    """
-    for step in range(BLOCKS):  # clusters in different folders begin at different places
-        block = (int(tag(cluster.root), 16) + step) % BLOCKS
-        cluster.base_port = FIRST_PORT + block * PORTS_PER_BLOCK
-        lock = socket.socket()
-        try:
-            lock.bind(("127.0.0.1", cluster.base_port + 9))  # which no daemon uses
-            lock.listen()
-            for port in cluster.ports():
-                with socket.socket() as probe:
-                    # As the daemons do: a connection that has just ended is no obstacle.
-                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    probe.bind(("", port))
-                    probe.listen()
-        except OSError:
-            lock.close()
-        else:
-            return lock
-    last = FIRST_PORT + BLOCKS * PORTS_PER_BLOCK - 1
-    raise NotStarted(f"no free block of {PORTS_PER_BLOCK} ports from {FIRST_PORT} to {last}")
-
-
 def environment(root: Path) -> dict[str, str]:
     """Ours, without another cluster's settings."""
-    kept = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith(("SLURM", "SBATCH", "SALLOC", "SRUN", "SINFO", "SQUEUE", "SACCT"))
-    }
+    others = ("SLURM", "SBATCH", "SALLOC", "SRUN", "SINFO", "SQUEUE", "SACCT")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(others)}
     return kept | exports(root) | {"PATH": search_path()}
 
 
@@ -127,14 +103,9 @@ def ask(root: Path, *argv: str, timeout_s: float = 10.0) -> str | None:
 
     It carries the daemons' mark: an `up` that is killed leaves none behind that asks on.
     """
+    words, env = [command(argv[0]), *argv[1:]], environment(root) | {MARK: f"{root}:"}
     try:
-        done = subprocess.run(
-            [command(argv[0]), *argv[1:]],
-            env=environment(root) | {MARK: f"{root}:"},
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-        )
+        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=timeout_s)
     except subprocess.TimeoutExpired:
         return None
     return done.stdout if done.returncode == 0 else None
@@ -144,3 +115,88 @@ def node_states(root: Path) -> dict[str, str]:
     """Each node's state as sinfo says it (idle, mixed, down*, ...); empty without an answer."""
     shown = ask(root, "sinfo", "--noheader", "--Node", "--format=%N %T") or ""
     return dict(line.split() for line in shown.splitlines())
+
+
+# --- ports and network ----------------------------------------------------------------------------
+
+
+def free_ports(cluster: Cluster) -> socket.socket:
+    """Choose a block of free ports for a cluster.
+
+    While the socket that is returned is open no other `up` takes them, before a daemon listens.
+    """
+    for step in range(BLOCKS):  # clusters in different folders begin at different places
+        block = (int(tag(cluster.root), 16) + step) % BLOCKS
+        cluster.base_port = FIRST_PORT + block * PORTS_PER_BLOCK
+        lock = socket.socket()
+        try:
+            lock.bind(("127.0.0.1", cluster.base_port + 9))  # which no daemon uses
+            lock.listen()
+            for port in cluster.ports():
+                # As the daemons do: a connection that has just ended is no obstacle.
+                socket.create_server(("", port)).close()
+        except OSError:
+            lock.close()
+        else:
+            return lock
+    last = FIRST_PORT + BLOCKS * PORTS_PER_BLOCK - 1
+    raise NotStarted(f"no free block of {PORTS_PER_BLOCK} ports from {FIRST_PORT} to {last}")
+
+
+def choose_subnet(root: Path) -> str:
+    """The first three numbers of a /24 that no interface of this machine has."""
+    taken = [
+        ipaddress.ip_network(f"{address['local']}/{address['prefixlen']}", strict=False)
+        for interface in json.loads(ip("-json", "-4", "addr", "show") or "[]")
+        for address in interface.get("addr_info", [])
+        if "local" in address
+    ]
+    for second in range(77, 128):
+        subnet = f"10.{second}.{int(tag(root), 16) % 256}"
+        if not any(ipaddress.ip_network(f"{subnet}.0/24").overlaps(other) for other in taken):
+            return subnet
+    raise NotStarted("--netns: no free network 10.77.x to 10.127.x; is one of them in use?")
+
+
+def link_of(root: Path, node: str) -> str:
+    """The machine's end of the cable to a node, whose own end is eth0; at most 15 characters."""
+    return f"mc{tag(root)}v{node[1:]}"
+
+
+def create_network(cluster: Cluster, holders: dict[str, int]) -> None:
+    """Make the bridge and the cables; holders: a process in each node's namespace."""
+    bridge = f"mc{tag(cluster.root)}b"
+    lines = [
+        f"link add name {bridge} type bridge",
+        f"addr add {cluster.control_address}/24 dev {bridge}",
+        f"link set {bridge} up",
+    ]
+    for node, pid in holders.items():
+        link = link_of(cluster.root, node)
+        lines += [
+            f"link add {link} type veth peer name eth0 netns {pid}",
+            f"link set {link} master {bridge}",
+            f"link set {link} up",
+        ]
+    ip("-batch", "-", text="\n".join(lines))
+    for node, pid in holders.items():
+        address = cluster.node_address(int(node[1:]))
+        lines = ["link set lo up", f"addr add {address}/24 dev eth0", "link set eth0 up"]
+        inside = [command("nsenter"), f"--target={pid}", "--net"]
+        ip("-batch", "-", text="\n".join(lines), inside=inside)
+
+
+def remove_network(root: Path) -> None:
+    """Delete whatever is left of the cluster's network; the names follow from its folder."""
+    for interface in Path("/sys/class/net").glob(f"mc{tag(root)}*"):
+        # May be gone already: the kernel takes a cable away with its namespace.
+        subprocess.run([command("ip"), "link", "delete", interface.name], capture_output=True)
+
+
+def ip(*words: str, text: str = "", inside: list[str] | None = None) -> str:
+    """Run `ip`; return what it says. Raises NotStarted where it fails."""
+    argv = [*(inside or []), command("ip"), *words]
+    done = subprocess.run(argv, input=text, capture_output=True, text=True)
+    if done.returncode:
+        raise NotStarted(f"{' '.join(argv)}: {done.stderr.strip()}")
+    return done.stdout

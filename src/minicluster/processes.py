@@ -3,8 +3,6 @@
 So what an `up` that was killed has left is found too, whatever it had come to.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -74,13 +72,13 @@ def end(root: Path, grace_s: float, which: Callable[[Member], bool] = lambda mem
     """
     begin, signalled = time.monotonic(), set[int]()
     while left := sorted(member.pid for member in members(root) if which(member)):
-        late = time.monotonic() - begin >= grace_s
-        if time.monotonic() - begin > grace_s + 10:
+        age_s = time.monotonic() - begin
+        if age_s > grace_s + 10:
             raise NotStarted(f"processes of the cluster that do not end: {left}")
         for pid in left:
-            if late or pid not in signalled:
+            if age_s >= grace_s or pid not in signalled:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+                    os.kill(pid, signal.SIGKILL if age_s >= grace_s else signal.SIGTERM)
         signalled.update(left)
         time.sleep(0.02)
     return len(signalled)

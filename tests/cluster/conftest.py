@@ -42,6 +42,11 @@ class Cluster:
     def door(self, *words: str) -> subprocess.CompletedProcess[str]:
         return run_door(*words, directory=self.root)
 
+    def link(self, node: str, state: str) -> None:
+        """Take a node's link down, or up again (--netns)."""
+        name = machine.link_of(self.root, node)
+        subprocess.run([machine.command("ip"), "link", "set", name, state], check=True)
+
     def run(self, *argv, timeout=900, cwd=None, env=None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             argv, env=self.env | (env or {}), cwd=cwd, timeout=timeout, capture_output=True,

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -44,32 +43,6 @@ def test_node_names_resolve_in_jobs_and_nowhere_else(cluster) -> None:
     done = cluster.run("srun", "-w", "n1", "sh", "-c", "hostname; getent hosts n4")
     assert re.fullmatch(r"n1\n10\.77\.\d+\.4 +n4\n", done.stdout), done
     assert cluster.run("getent", "hosts", "n4").returncode == 2
-
-
-@needs_root
-def test_a_link_is_cut_and_healed(cluster) -> None:
-    assert reaches(cluster, "n1", "n2")
-    assert cluster.door("link", "cut", "n2").returncode == 0
-    assert not reaches(cluster, "n1", "n2")
-    assert "n2: idle; its link is cut" in cluster.door("status").stdout
-    assert cluster.door("link", "heal").stdout == "link: heal: n2\n"
-    assert reaches(cluster, "n1", "n2") and "link" not in cluster.door("status").stdout
-
-
-REACH = """
-import socket, sys
-try: socket.create_connection((sys.argv[1], 1), 1.5)
-except ConnectionRefusedError: print("reached")
-except OSError: print("lost")
-"""
-
-
-def reaches(cluster, here: str, there: str) -> bool:
-    """Does a task on one node reach the other node? Nobody listens, but its kernel answers."""
-    argv = ["srun", "-w", here, "-n1", sys.executable, "-c", REACH, there]
-    answer = cluster.run(*argv).stdout.strip()
-    assert answer in ("reached", "lost")
-    return answer == "reached"
 
 
 def test_a_killed_node_takes_its_jobs_along_and_comes_back(cluster, tmp_path: Path) -> None:

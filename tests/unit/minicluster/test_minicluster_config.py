@@ -80,8 +80,7 @@ BAD = [
     (["up", "--dir", "/etc/passwd"], "not a folder"),
     ([], "required: COMMAND"),
     (["start"], "the following arguments are required: NODE"),
-    (["link", "cut"], "link cut needs a node"),
-    (["link", "mend", "n1"], "invalid choice: 'mend'"),
+    (["mend", "n1"], "invalid choice: 'mend'"),
 ]
 
 
