@@ -15,7 +15,6 @@ from pathlib import Path
 
 from jobkit.errors import UsageError
 from jobkit.paths import cache_root
-from jobkit.program.machine import counters_to_read
 
 _AMD_DRIVER, _AMD_DEVICE = Path("/sys/module/amdgpu/version"), Path("/dev/kfd")
 
@@ -152,14 +151,6 @@ def prepare_rocm(local_rank: int, environ: MutableMapping[str, str] = os.environ
     for name in ("MIOPEN_USER_DB_PATH", "MIOPEN_CUSTOM_CACHE_DIR"):
         environ.setdefault(name, folder)
     environ.setdefault("PYTORCH_MIOPEN_SUGGEST_NHWC", "1")
-
-
-def check_counters(environment: Mapping[str, str]) -> None:
-    """Raise UsageError for a JOBKIT_ENERGY that names a counter which does not exist."""
-    try:
-        counters_to_read(environment)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
 
 
 if __name__ == "__main__":

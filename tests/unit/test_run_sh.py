@@ -13,7 +13,6 @@ from jobkit.errors import UsageError
 from jobkit.launch import start
 from jobkit.launch.start import MAX_RESTARTS, NO_CRASH, WARNING_S
 from jobkit.processes import pid_namespace
-from jobkit.program.machine import COUNTERS
 from jobkit.spec.runspec import RunSpec
 from support.place import ROOT
 from support.stub_srun import RUN, Fake
@@ -68,16 +67,13 @@ REFUSED: list[tuple[str, dict[str, str], str]] = [
     ("--comm --preflight", {}, "one after the other, not both"),
     ("--comm -- true", {}, "--comm measures instead of a command"),
     ("-- true", UNEVEN, "5 tasks on 2 nodes: give --nodes and --ntasks-per-node"),
-    ("-- true", {"JOBKIT_ENERGY": "nvml,joules"}, f"name some of {', '.join(COUNTERS)}"),
-    ("-- true", {"JOBKIT_ENERGY": "none,rapl"}, "separated by commas, or none"),
 ]
 
 
 def test_words_that_cannot_be_started_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for words, variables, message in REFUSED:
         with monkeypatch.context() as patch:
-            for name in ("SLURM_JOB_ID", "JOBKIT_ENERGY"):
-                patch.delenv(name, raising=False)
+            patch.delenv("SLURM_JOB_ID", raising=False)
             for name, value in variables.items():
                 patch.setenv(name, value)
             with pytest.raises(UsageError, match=re.escape(message)):

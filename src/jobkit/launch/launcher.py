@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from jobkit.errors import Exit, UsageError, has_control
-from jobkit.gpus import check_counters
 from jobkit.launch import local, slurm_cluster
 from jobkit.launch import slurm_options as slurm
 from jobkit.launch.command import (
@@ -124,7 +123,6 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
     folder = plan.paths.folder
     if request.at_once is not None and request.at_once < 1:
         raise UsageError(f"--max-running {request.at_once}: must be 1 or more")
-    check_counters(os.environ)  # the runs get it
     path = str(folder.absolute())  # which a job script or submitit must not misread
     if has_control(path) or re.search(r"%[jtaA]", path):
         what = "has a control character" if has_control(path) else "has %j, %t, %a or %A"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobkit.errors import UsageError
-from jobkit.gpus import check_counters, count_gpus
+from jobkit.gpus import count_gpus
 from jobkit.paths import RunPaths
 
 COUNT = (r"[1-9][0-9]{0,5}", "a whole number, 1 or more")
@@ -194,7 +194,6 @@ def read_run(argv: Sequence[str]) -> Run:
         python=os.environ.get("JOBKIT_PYTHON") or "python",
     )  # fmt: skip
     check_options(run)
-    check_counters(os.environ)
     if "help-training" in options:
         run.training = ["--help"]
     elif run.allocation:

@@ -45,7 +45,7 @@ class StepWindows(Meter):
         self.on = self._writer is not None
         self._sampler = watch(partial(report.rank_writer, "s"), self.rank, self._place, self._gpus)
         if report.folder is not None:
-            self._profile_here(partial(report.rank_writer, "w"), report.folder, self._place)
+            self.why.open(partial(report.rank_writer, "w"), report.folder, self._place, self.rank)
 
     def _between(self) -> None:
         """Leave the steps out of the epoch's clock as well."""

@@ -52,10 +52,10 @@ class Pass:
         self.training = False  # a step was made in it
         self.evaluation = False  # batches were given without gradients
         self.inside = 0  # steps while it was the one that gave the last batch
-        # Not attributed to a step yet: begin, waiting, the last request, the one after another
-        # pass's, and samples.
-        self.begin, self.wait, self.asked, self.resumed, self.size = begin, wait, begin, begin, 0
         self.known = True  # the sizes of all its batches
+        # Not attributed to a step yet:
+        self.begin, self.wait, self.size = begin, wait, 0  # seconds of waiting, and samples
+        self.asked = self.resumed = begin  # the last request, and the one after another pass's
 
     @property
     def ended(self) -> bool:
@@ -73,6 +73,24 @@ class Pass:
         return not self.evaluation or self.inside >= STEPS_INSIDE
 
 
+def _guarded(act: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, which on an error says so, ends the measurement, and returns None."""
+
+    @functools.wraps(act)
+    def call(self: Any, *args: Any) -> Any:
+        if self.on:
+            try:
+                return act(self, *args)
+            except Exception as error:
+                self.leave()
+                with contextlib.suppress(Exception):
+                    text = f"jobkit: measuring ends: {type(error).__name__}: {error}"
+                    print(text, file=sys.__stderr__, flush=True)
+        return None
+
+    return call
+
+
 class Hook:
     """The measurement of one process."""
 
@@ -85,6 +103,7 @@ class Hook:
         self._loaders_only = True  # each step had a pass before it
         self.traced_step = False  # a step inside a compiled function, see after_step
 
+    @_guarded
     def asks(self, here: Pass, now: float, gradients: bool) -> None:
         """A batch is asked for."""
         if self.traced_step:
@@ -103,6 +122,14 @@ class Hook:
         self._passes = [each for each in self._passes if each is not here] + [here]
         here.asked = now
 
+    @_guarded
+    def gave(self, here: Pass, batch: Any) -> None:
+        """The batch is there."""
+        size = size_of(batch)
+        here.known = here.known and size is not None
+        here.size += size or 0
+
+    @_guarded
     def stepped(self, optimizer: Any) -> None:
         """An optimizer has made a step."""
         counted = self._counted and self._counted()
@@ -127,7 +154,11 @@ class Hook:
                 each.training = True
         if not self.meter:
             self._start(min((each.begin for each in training), default=None))
-        self._exclude([each for each in passes if not each.training], training, now)
+        if others := [each for each in passes if not each.training]:
+            # Take evaluation out of the time: to the next request of a batch for training.
+            begin = min(each.begin for each in others)
+            after = (p.resumed for p in training if p.resumed > others[-1].asked)
+            self.meter.exclude(begin, min(after, default=now))
         size = sum(each.size for each in training)
         known = bool(training) and all(each.known for each in training)
         for each in training:
@@ -136,13 +167,6 @@ class Hook:
             each.wait, each.size = 0.0, 0
         self._loaders_only = self._loaders_only and bool(passes)
         self.meter.step(size if known else None, {})
-
-    def _exclude(self, others: list[Pass], training: list[Pass], now: float) -> None:
-        """Take evaluation out of the time: to the next request of a batch for training."""
-        if others:
-            begin = min(each.begin for each in others)
-            after = (p.resumed for p in training if p.resumed > others[-1].asked)
-            self.meter.exclude(begin, min(after, default=now))
 
     def _start(self, begin: float | None) -> None:
         stated = self.environment.get("JOBKIT_WORK_PER_STEP")
@@ -153,31 +177,15 @@ class Hook:
         self.meter = meter.current()
         self.meter.begin(begin)
 
+    def leave(self) -> None:
+        """Measure no more."""
+        self.on = False
+        if self.meter:
+            self.meter.leave()
 
-hook: Hook | None = None
+
+hook: Any = None  # a Hook, once a module of torch was imported
 torch: Any = None
-
-
-def _guarded(act: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which on an error says so, ends the measurement, and returns None."""
-
-    @functools.wraps(act)
-    def call(*args: Any) -> Any:
-        if hook is not None and hook.on:
-            try:
-                return act(hook, *args)
-            except Exception as error:
-                step_aside()
-                with contextlib.suppress(Exception):
-                    text = f"jobkit: measuring ends: {type(error).__name__}: {error}"
-                    print(text, file=sys.__stderr__, flush=True)
-        return None
-
-    return call
-
-
-_asks = _guarded(lambda own, *args: own.asks(*args))
-_stepped = _guarded(lambda own, optimizer: own.stepped(optimizer))
 
 
 def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -185,9 +193,9 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     if torch.compiler.is_compiling():
         # Traced, with no break of the graph: the compiled function does this assignment at each
         # call, and the next request for a batch sees it.
-        hook.traced_step = True  # type: ignore[union-attr]
+        hook.traced_step = True
         return
-    _stepped(optimizer)
+    hook.stepped(optimizer)
 
 
 def attach(module: Any, environment: Mapping[str, str]) -> None:
@@ -219,10 +227,10 @@ def _patch_loader(module: Any) -> None:
     @functools.wraps(plain_next)
     def __next__(self: Any) -> Any:
         here = getattr(self, "_jobkit_pass", None)
-        if here is None or hook is None or not hook.on:
+        if here is None or not hook.on:
             return plain_next(self)
         begin = time.perf_counter()
-        _asks(here, begin, torch.is_grad_enabled())
+        hook.asks(here, begin, torch.is_grad_enabled())
         try:
             batch = plain_next(self)
         except StopIteration:
@@ -230,29 +238,19 @@ def _patch_loader(module: Any) -> None:
             raise
         finally:
             here.wait += time.perf_counter() - begin
-        _gave(here, batch)
+        hook.gave(here, batch)
         return batch
 
     base.__next__, loader.__iter__ = __next__, __iter__
 
 
-@_guarded
-def _gave(own: Hook, here: Pass, batch: Any) -> None:
-    size = size_of(batch)
-    here.known = here.known and size is not None
-    here.size += size or 0
-
-
 def _in_child() -> None:
     """A forked process: a worker of a loader, or one rank, which begins from nothing."""
     global hook
-    if hook is not None:
-        hook = Hook(hook.environment)
+    hook = Hook(hook.environment)
 
 
 def step_aside() -> None:
     """The program has its own meter: leave the measurement to it."""
-    if hook is not None:
-        hook.on = False
-        if hook.meter:
-            hook.meter.leave()
+    if hook:
+        hook.leave()

@@ -40,29 +40,26 @@ class StopRequest:
         self.on, self._came, self._agreed = True, False, False
         self._group: Any = None
         self._pending: Any = None
-        self._before: Any = None
+        self._before: dict[int, Any] = {}  # the program's own handlers
         self._asked = False
 
     def listen(self) -> None:
         """Receive the stop signal (JOBKIT_STOP_SIGNAL, else USR2), in the main thread only."""
         number = signal.Signals[f"SIG{os.environ.get('JOBKIT_STOP_SIGNAL') or 'USR2'}"]
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(number, self._receive)
+            self._before[number] = signal.signal(number, self._receive)
+
+    def _receive(self, number: int, frame: Any) -> None:
+        self._came = True
+        if callable(before := self._before.get(number)):
+            before(number, frame)
 
     def _listen_to_term(self) -> None:
         """In a pod TERM is the only warning: take it, unless the program handles it itself."""
         main = threading.current_thread() is threading.main_thread()
         if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, self._received_term)
+            signal.signal(signal.SIGTERM, self._receive)
             os.register_at_fork(after_in_child=_default_term)  # the end of a worker process
-
-    def _received_term(self, number: int, frame: Any) -> None:
-        self._came = True
-
-    def _receive(self, number: int, frame: Any) -> None:
-        self._came = True
-        if callable(self._before):
-            self._before(number, frame)
 
     @guarded
     def requested(self) -> bool:
@@ -81,15 +78,10 @@ class StopRequest:
             work.wait()
             self._agreed = self._agreed or bool(flag)
         flag = sys.modules["torch"].tensor(int(self._came))
-        with _meter.span(OWN) if _meter else contextlib.nullcontext():
+        with _meter.span(OWN) or contextlib.nullcontext():
             work = dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._group, async_op=True)
         self._pending = work, flag
         return self._agreed
-
-
-def _default_term() -> None:
-    """Restore the default handling of TERM in a forked child."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class Batches:
@@ -103,9 +95,6 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         meter = _meter
-        if meter is None:
-            yield from self._loader
-            return
         meter.begin(time.perf_counter())
         meter.wait()
         iterator = iter(self._loader)
@@ -123,7 +112,16 @@ class Batches:
             meter.got()
 
 
-_meter: Meter | None = None
+class _Nothing:
+    """Stands for a measurement that has not begun, or could not: no call does anything."""
+
+    on = False
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args: None
+
+
+_meter: Any = _Nothing()
 _stop = StopRequest()
 
 
@@ -143,7 +141,7 @@ def start(
     that is more). The rest is said by the adapters and the hook. A second call does nothing.
     """
     global _meter
-    if _meter is not None and _meter.on:
+    if _meter.on:
         return
     auto = sys.modules.get("jobkit_auto.hook")
     if auto and source != "auto":
@@ -159,16 +157,9 @@ def start(
         warn(f"{type(error).__name__}: {error}; nothing is measured")
 
 
-class _Nothing:
-    """Stands for a measurement that could not be started: no call does anything."""
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *args: None
-
-
 def current() -> Any:
     """The measurement of this process, for adapters."""
-    return _meter or _Nothing()
+    return _meter
 
 
 def batches(loader: Any) -> Batches:
@@ -178,33 +169,28 @@ def batches(loader: Any) -> Batches:
 
 def step(work: float | None = None, **values: Any) -> None:
     """An optimizer step is done. work: units of this rank in it. values: such as train_loss."""
-    if _meter is not None:
-        _meter.step(work, values)
+    _meter.step(work, values)
 
 
 def epoch(number: float, /, **values: Any) -> None:
     """An epoch is done and evaluated; values of all ranks: columns of epochs.csv."""
-    if _meter is not None:
-        _meter.epoch(number, values)
+    _meter.epoch(number, values)
 
 
 def value(name: str, value: Any, /) -> None:
     """Record a number of any name (rank 0); no table has it."""
-    if _meter is not None:
-        _meter.value(name, value)
+    _meter.value(name, value)
 
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
     """Exclude what happens inside: evaluation, checkpoints."""
     meter = _meter
-    if meter is not None:
-        meter.pause()
+    meter.pause()
     try:
         yield
     finally:
-        if meter is not None:
-            meter.resume()
+        meter.resume()
 
 
 def stop_requested() -> bool:
@@ -217,20 +203,22 @@ def stop_requested() -> bool:
 
 def end(status: str = "ok", reason: str = "") -> None:
     """The training is over: ok, failed or preempted."""
-    if _meter is not None:
-        _meter.end(status, reason)
+    _meter.end(status, reason)
 
 
 def _at_exit() -> None:
-    if _meter is not None:
-        _meter.exited()
-        _meter.leave()
+    _meter.exited()
+    _meter.leave()
+
+
+def _default_term() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _forget() -> None:
     """A forked child, such as a worker of a loader, is another process: nothing is measured."""
     global _meter, _stop
-    _meter, _stop = None, StopRequest()
+    _meter, _stop = _Nothing(), StopRequest()
 
 
 atexit.register(_at_exit)

@@ -17,12 +17,6 @@ def distributed() -> Any:
     return dist if ready and ready() else None
 
 
-def group_size() -> int | None:
-    """The ranks of the process group, where the program has one; else None."""
-    dist = distributed()
-    return dist.get_world_size() if dist else None
-
-
 def place(environment: Mapping[str, str]) -> tuple[int, int]:
     """Rank and world size: of the process group, else of the environment, now or as given."""
     if dist := distributed():
@@ -32,12 +26,19 @@ def place(environment: Mapping[str, str]) -> tuple[int, int]:
     return int(rank), int(env.get("WORLD_SIZE") or env.get("SLURM_NTASKS") or 1)
 
 
+def local_rank(environment: Mapping[str, str], rank: int) -> int:
+    """The rank within its node; where nothing says it, the rank itself."""
+    return int(environment.get("LOCAL_RANK") or environment.get("SLURM_LOCALID") or rank)
+
+
+def host_name(environment: Mapping[str, str]) -> str:
+    return environment.get("SLURMD_NODENAME") or os.uname().nodename
+
+
 def cuda_in_use() -> Any:
-    """torch.cuda, if the program uses it and it may be synchronised; else None."""
+    """torch.cuda, if the program uses a GPU; else None."""
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
-    if not cuda or not (cuda.is_available() and cuda.is_initialized()):
-        return None
-    return None if cuda.is_current_stream_capturing() else cuda
+    return cuda if cuda and cuda.is_initialized() else None
 
 
 def machine() -> dict[str, Any]:
@@ -53,15 +54,10 @@ def machine() -> dict[str, Any]:
     }
 
 
-def on_gpu() -> bool:
-    """Whether the process uses a GPU, so that a step's time on the host is not its own."""
-    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
-    return bool(cuda and cuda.is_available() and cuda.is_initialized())
-
-
 def synchronised_s() -> float:
-    """The time in seconds, the GPU's work done."""
-    if cuda := cuda_in_use():
+    """The time in seconds, the GPU's work done; it may not be waited for while a graph is made."""
+    cuda = cuda_in_use()
+    if cuda and not cuda.is_current_stream_capturing():
         cuda.synchronize()
     return time.perf_counter()
 

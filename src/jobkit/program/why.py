@@ -19,7 +19,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from .process import cuda_in_use, on_gpu, synchronised_s, warn
+from .lines import Writer
+from .process import cuda_in_use, host_name, local_rank, synchronised_s, warn
 
 STEPS = 5  # of a place, unless JOBKIT_WHY says another number
 FIRST_PLACE, GROWTH = 5, 2  # steps after the warm-up; a place's step / that of the one before
@@ -54,12 +55,12 @@ def minus(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
     for begin, end in spans:
         while first < len(others) and others[first][1] <= begin:
             first += 1
-        place = first
-        while place < len(others) and others[place][0] < end:
-            if others[place][0] > begin:
-                left.append((begin, others[place][0]))
-            begin = max(begin, others[place][1])
-            place += 1
+        for i in range(first, len(others)):
+            if others[i][0] >= end:
+                break
+            if others[i][0] > begin:
+                left.append((begin, others[i][0]))
+            begin = max(begin, others[i][1])
         if begin < end:
             left.append((begin, end))
     return left
@@ -80,9 +81,7 @@ def measured(events: Iterable[Any], gpu: bool) -> dict[str, Any] | None:
     parts: seconds of each step; on a GPU, which is behind the host, the mean over the steps.
     """
     marks: list[int] = []
-    work: list[Span] = []
-    data: list[Span] = []
-    own: list[Span] = []
+    work, data, own = list[Span](), list[Span](), list[Span]()
     issued: list[tuple[int, str]] = []
     collectives: list[tuple[int, int, str]] = []
     for event in events:
@@ -112,24 +111,25 @@ def measured(events: Iterable[Any], gpu: bool) -> dict[str, Any] | None:
     marks.sort()
     collectives = _without(sorted(collectives), sorted(own), issued)
     waiting, busy = union(data), union(work)
-    busy = busy if gpu else minus(busy, waiting)
-    exposed = minus(union((begin, end) for begin, end, _ in collectives), busy)
+    together = union((begin, end) for begin, end, _ in collectives)
     if gpu:
+        exposed = minus(together, busy)
         waiting = minus(minus(waiting, busy), exposed)
+        edges, steps = [marks[0], marks[-1]], len(marks) - 1  # the mean of so many
     else:
+        busy = minus(busy, waiting)
+        exposed = minus(together, busy)
         exposed = minus(exposed, waiting)
-    edges = [marks[0], marks[-1]] if gpu else marks
-    steps = len(marks) - 1
-    parts, spans = [], []
+        edges, steps = marks, 1
+    zero, parts, spans = edges[0], [], []
     for begin, end in pairwise(edges):
         inside = [between(some, begin, end) for some in (busy, exposed, waiting)]
         lengths = [end - begin, *map(_length, inside)]
         lengths.append(max(0, lengths[0] - sum(lengths[1:])))
-        parts.append([n / 1e9 / (steps if gpu else 1) for n in lengths])
-        spans += _joined(inside[1], MAX_SPANS * (steps if gpu else 1))
-    zero = edges[0]
+        parts.append([n / 1e9 / steps for n in lengths])
+        spans += _joined(inside[1], MAX_SPANS * steps)
     return {
-        "steps": steps,
+        "steps": len(marks) - 1,
         "gpu": gpu,
         "parts": parts,
         "collectives": [
@@ -137,7 +137,7 @@ def measured(events: Iterable[Any], gpu: bool) -> dict[str, Any] | None:
             for begin, end, name in collectives
             if zero <= begin < edges[-1]
         ],
-        "exposed": [[(t - zero) // 1000 for t in span[:2]] + [span[2] // 1000] for span in spans],
+        "exposed": [[(a - zero) // 1000, (b - zero) // 1000, n // 1000] for a, b, n in spans],
     }
 
 
@@ -165,18 +165,6 @@ def _joined(spans: Sequence[Span], limit: int) -> list[tuple[int, int, int]]:
     return [(group[0][0], group[-1][1], _length(group)) for group in groups]
 
 
-def steps_asked(environment: Mapping[str, str]) -> int:
-    """The steps of a place: JOBKIT_WHY, or the default."""
-    text = environment.get("JOBKIT_WHY", "")
-    return int(text) if text.isdecimal() else STEPS
-
-
-def profiled(environment: Mapping[str, str], rank: int) -> bool:
-    """Whether this rank is one of those of its node that are profiled."""
-    local = environment.get("LOCAL_RANK") or environment.get("SLURM_LOCALID")
-    return int(local or rank) < MAX_RANKS
-
-
 def resident_mib() -> float:
     """Memory of this process; 0 where the kernel does not say."""
     with contextlib.suppress(OSError, ValueError, IndexError):
@@ -191,16 +179,27 @@ class Why:
     def __init__(self, steps: int, warmup: int) -> None:
         self.on, self._steps = steps > 0, steps
         self.place = warmup + FIRST_PLACE if steps else sys.maxsize  # the step before the next one
-        self._write: Callable[..., Any] | None = None
+        self._open: Callable[[], Writer | None] | None = None
+        self._writer: Writer | None = None
         self._trace: Path | None = None
         self._profile: Any = None
         self._marks, self._last, self._gpu = 0, 0, False
         self._begun, self._cost_s, self._places, self._slowest_s = time.perf_counter(), 0.0, 0, 0.0
         self._memory_mib = 0.0
 
-    def open(self, write: Callable[..., Any] | None, trace: Path | None) -> None:
-        """write: of the rank's records; None: this rank is not profiled. trace: its file."""
-        self._write, self._trace = write, trace
+    def open(
+        self,
+        writer: Callable[[], Writer | None],
+        folder: Path,
+        environment: Mapping[str, str],
+        rank: int,
+    ) -> None:
+        """Profile this rank, if it is one of the first of its node; all leave the steps out.
+
+        writer: makes that of its records, if there is one. folder: of the run.
+        """
+        if local_rank(environment, rank) < MAX_RANKS:
+            self._open, self._trace = writer, folder / "traces" / f"why.rank{rank}.json.gz"
 
     def aside(self, step: int) -> bool:
         """Whether the step after this one is not in the rate.
@@ -221,26 +220,35 @@ class Why:
 
     def end(self, step: int) -> None:
         """The program ends; says why nothing was profiled, if so."""
-        if self.on and self._profile is not None and not self._gpu:  # a GPU may hang by now
+        if self._profile is not None and not self._gpu:  # a GPU may hang by now
             self._safely(self._finish)
-        if self.on and self._write and not self._places:
+        if not self._places:
             over = self.place + self._steps + 1
             reason = f"the program ended after {step} steps; step {over} ends the first profile"
-            self._safely(self._refuse, reason)
+            self._safely(self._write, reason=reason)
+        self._stop()
+
+    def _stop(self) -> None:
         self.on, self.place = False, sys.maxsize
 
-    def _safely(self, act: Callable[..., None], *args: Any) -> None:
+    def _safely(self, act: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         if not self.on:
             return
         try:
-            act(*args)
+            act(*args, **kwargs)
         except Exception as error:  # the training is worth more than its measurement
             profile, self._profile = self._profile, None
-            self.on, self.place = False, sys.maxsize
+            self._stop()
             with contextlib.suppress(Exception):
                 if profile is not None:
                     profile.stop()
             warn(f"{type(error).__name__}: {error}; the causes are not measured any more")
+
+    def _write(self, **fields: Any) -> None:
+        if self._open and not self._writer:
+            self._writer = self._open()
+        if self._writer:
+            self._writer.write("why", step=self._last, host=host_name(os.environ), **fields)
 
     def _stepped(self, step: int) -> None:
         done, self._last = step - self.place, step
@@ -258,18 +266,18 @@ class Why:
 
     def _start(self) -> None:
         """Begin to profile, if there is time for it, and nobody else does."""
-        torch = sys.modules.get("torch")
+        torch, now = sys.modules.get("torch"), time.perf_counter()
         if torch is None:
-            self._refuse("the program does not use torch")
-            self.on, self.place = False, sys.maxsize
+            self._write(reason="the program does not use torch")
+            self._stop()
             return
-        now = time.perf_counter()
+        cuda = cuda_in_use()
+        self._gpu = cuda is not None
         expected = self._cost_s * (1 + 1 / max(1, self._places))
         too_much = expected > MAX_SHARE * (now - self._begun)
-        self._gpu = on_gpu()
-        capturing = self._gpu and cuda_in_use() is None
+        capturing = self._gpu and cuda.is_current_stream_capturing()
         busy = torch.autograd._profiler_enabled()
-        if self._write is None or too_much or capturing or busy:
+        if self._open is None or too_much or capturing or busy:
             return
         _let_others_profile(torch.autograd.profiler.profile, self)
         activities = [torch.profiler.ProfilerActivity.CPU]
@@ -297,9 +305,12 @@ class Why:
         events = results.events()
         fields = measured(events, self._gpu)
         if fields and self._gpu and not fields["parts"][0][1]:
-            self._refuse("the profiler saw no kernel on the GPU (CUDA graphs, or no right to)")
-        elif fields and self._write:
-            self._write(step=self._last, host=_host(), device=_device(), **fields)
+            self._write(
+                reason="the profiler saw no kernel on the GPU (CUDA graphs, or no right to)"
+            )
+        elif fields:
+            cuda = cuda_in_use()
+            self._write(device=f"cuda:{cuda.current_device()}" if cuda else None, **fields)
             self._places += 1
             slowest = max(row[0] for row in fields["parts"])
             slower = slowest > SLOWER * self._slowest_s
@@ -307,18 +318,6 @@ class Why:
                 self._slowest_s = slowest
                 _save(results, self._trace)
         self._cost_s += time.perf_counter() - begin
-
-    def _refuse(self, reason: str) -> None:
-        if self._write:
-            self._write(step=self._last, host=_host(), reason=reason)
-
-
-def _host() -> str:
-    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-
-
-def _device() -> str | None:
-    return f"cuda:{sys.modules['torch'].cuda.current_device()}" if on_gpu() else None
 
 
 def _save(results: Any, path: Path) -> None:

@@ -5,20 +5,22 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from .lines import Record, Writer, as_number, same_unit
+from .lines import Writer, as_number, same_unit
 from .machine import Sampler, watch
-from .process import group_size, guarded, machine, on_gpu, place, synchronised_s, warn
-from .why import Why, profiled, steps_asked
+from .process import cuda_in_use, distributed, guarded, machine, place, synchronised_s, warn
+from .why import STEPS, Why
 
 WINDOW_S = 10.0  # a window lasts about this long at most, if its steps are shorter
 WINDOW_STEPS = 50  # and has so many steps at most, in the first WINDOW_STEPS**2 steps
 FIRST_STEPS = 5  # and at most so many, or as many as were compared before it
+WARMUP_STEPS = 5
+OF_EPOCH = ("train_loss", "val_loss", "val_accuracy", "epoch_time_s", "lr")
 
 
 def spacing(step_s: float, steps: int, compared: int) -> int:
@@ -53,27 +55,20 @@ class StepEvents:
     def __init__(self) -> None:
         self._events: list[Any] = []  # None: between its neighbours lies more than a step
 
-    def after_step(self, whole: bool = True) -> None:
-        """A step has been issued; does nothing in a program without a GPU.
-
-        whole: its begin was seen.
-        """
-        cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
-        if cuda is None or not cuda.is_initialized():
-            return
-        if not whole:
-            self.cut()
-        event = None
-        if not cuda.is_current_stream_capturing():
-            event = cuda.Event(enable_timing=True)
-            event.record()
-        self._events.append(event)
+    def after_step(self) -> None:
+        """A step has been issued; does nothing in a program without a GPU."""
+        if cuda := cuda_in_use():
+            event = None
+            if not cuda.is_current_stream_capturing():
+                event = cuda.Event(enable_timing=True)
+                event.record()
+            self._events.append(event)
 
     def cut(self) -> None:
         """The time until the next step is not that of a step."""
         self._events.append(None)
 
-    def times_s(self, mean_s: float = 0.0) -> list[float]:
+    def times_s(self, mean_s: float) -> list[float]:
         """Seconds of the steps since the last call; none where their events cannot be compared.
 
         mean_s: of a step by the host's clock. Events that say less than half of it are of a stream
@@ -88,12 +83,8 @@ class StepEvents:
         return []
 
 
-WARMUP_STEPS = 5
-OF_EPOCH = ("train_loss", "val_loss", "val_accuracy", "epoch_time_s", "lr")
-
-
 class Meter:
-    """Measures the steps of one process in windows; the functions below use one of them.
+    """Measures the steps of one process in windows; the functions of meter.py use one of them.
 
     Of two facts the study's own (JOBKIT_UNIT, JOBKIT_WORK_PER_STEP) holds.
     """
@@ -115,8 +106,7 @@ class Meter:
         per_step, work_source = (per_step, work_source) if self._counts else (None, None)
         self._per_step = float(stated) if stated else per_step
         self._stated, self._work_source = bool(stated), "stated" if stated else work_source
-        of_study = env.get("JOBKIT_WARMUP_STEPS")
-        given = [int(n) for n in (warmup, of_study) if n not in (None, "")]
+        given = [int(n) for n in (warmup, env.get("JOBKIT_WARMUP_STEPS")) if n not in (None, "")]
         self._warmup = max(given, default=WARMUP_STEPS)
         self._writer: Writer | None = None
         self._sampler: Sampler | None = None
@@ -129,7 +119,9 @@ class Meter:
         self._pauses: float | None = None
         self._over: float | None = None  # the steps before a pause were done
         self._data: float | None = None  # seconds of waiting in the window; None: not measured
-        self.why = Why(steps_asked(env) if env.get("JOBKIT_RUN_DIR") else 0, self._warmup)
+        asked = env.get("JOBKIT_WHY", "")
+        profiled = int(asked) if asked.isdecimal() else STEPS
+        self.why = Why(profiled if env.get("JOBKIT_RUN_DIR") else 0, self._warmup)
         self.aside = False  # the next step is not in the rate, as it may be profiled
         self._events = StepEvents()
         self._clear()
@@ -156,9 +148,13 @@ class Meter:
     def got(self) -> None:
         """The batch is there."""
         if self._waits is not None:
-            now = self._pauses or time.perf_counter()
-            self._data = (self._data or 0.0) + max(0.0, now - self._waits)
+            self.waited(max(0.0, (self._pauses or time.perf_counter()) - self._waits))
             self._waits = None
+
+    @guarded
+    def waited(self, seconds: float) -> None:
+        """Batches were waited for."""
+        self._data = (self._data or 0.0) + seconds
 
     @guarded
     def pause(self) -> None:
@@ -203,11 +199,6 @@ class Meter:
         return self._over
 
     @guarded
-    def waited(self, seconds: float) -> None:
-        """Batches were waited for."""
-        self._data = (self._data or 0.0) + seconds
-
-    @guarded
     def step(self, work: float | None, values: Mapping[str, Any]) -> None:
         """An optimizer step is done. Not counted in a window where its begin was not seen."""
         work = work if self._counts else None
@@ -219,10 +210,12 @@ class Meter:
         if self.aside:
             self._between()
             return
-        self._events.after_step(whole=self._begin is not None)
         if self._begin is None:
+            self._events.cut()
+            self._events.after_step()
             self._begin = self._last = now
             return
+        self._events.after_step()
         self._times.append(now - self._last)
         self._last = now
         if work is None or self._stated:
@@ -231,8 +224,12 @@ class Meter:
         for name, value in values.items():  # detached: not to keep the graph of a loss
             self._values[name] = value.detach() if hasattr(value, "detach") else value
         late = now - self._begin > WINDOW_S
-        if self.steps == self._warmup or late or self.steps % self._every == 0:
-            self._edge(late)
+        if late and self.steps > self._warmup:
+            self._every = self._spacing(sum(self._times) / len(self._times))
+        # All ranks end a window at the same steps: those that their common spacing divides.
+        shared = self.steps > self._warmup and self.steps % self._every == 0
+        if shared or self.steps == self._warmup:
+            self.close()
         if self.steps >= self.why.place:
             self.close()
             self._between()
@@ -251,14 +248,6 @@ class Meter:
         self._waits = None if self._waits is None else self._last
         self._clear()
 
-    def _edge(self, late: bool) -> None:
-        """End the window where all ranks do: at a step that their common spacing divides."""
-        after = self.steps > self._warmup
-        if after and late:
-            self._every = self._spacing(sum(self._times) / len(self._times))
-        if self.steps == self._warmup or (after and self.steps % self._every == 0):
-            self.close()
-
     def _spacing(self, step_s: float) -> int:
         return spacing(step_s, self.steps, self.steps - self._warmup)
 
@@ -272,6 +261,7 @@ class Meter:
             self.waited(now - self._waits)
             self._waits = now
         wall, times = now - self._begin, self._times
+        warm = self.steps <= self._warmup
         on_device = self._events.times_s((wall - self._paused) / len(times))
         self._write(
             "window",
@@ -282,11 +272,11 @@ class Meter:
             data_wait_s=self._data,
             paused_s=self._paused,
             epoch=self._epoch,
-            **percentiles(on_device if on_gpu() else times),
-            warmup=self.steps <= self._warmup,
+            **percentiles(on_device if cuda_in_use() else times),
+            warmup=warm,
             values={k: as_number(v) for k, v in self._values.items()},
         )
-        warm = self.steps <= self._warmup  # its mean has the start-up in it
+        # A mean of the warm-up has the start-up in it.
         self._every = self._spacing(min(times) if warm else wall / len(times))
         self._begin = self._last = now
         self._clear()
@@ -312,15 +302,19 @@ class Meter:
         env = self._environment
         rank, self._world = place(env)
         folder, attempt = env.get("JOBKIT_RUN_DIR"), int(env.get("JOBKIT_ATTEMPT") or 0)
-        name = f"{attempt}.jsonl" if rank == 0 else f"{attempt}.r{rank}.jsonl"
         prints = rank == 0 and env.get("JOBKIT_METER") != "0"
-        study, run_id = env.get("JOBKIT_STUDY", ""), env.get("JOBKIT_RUN_ID", "")
-        writer = partial(Writer, study=study, run_id=run_id, attempt=attempt, rank=rank)
-        self._writer = writer(
-            path=Path(folder, "metrics", name) if folder else None,
-            # The process's own standard output: a progress bar that replaced it may wrap lines.
-            log=(sys.__stdout__ if folder else sys.stdout) if prints else None,
-        )
+
+        def writer(kind: str, log: Any = None) -> Writer:
+            name = f"{attempt}{kind}.jsonl"
+            return Writer(
+                study=env.get("JOBKIT_STUDY", ""), run_id=env.get("JOBKIT_RUN_ID", ""),
+                attempt=attempt, rank=rank,
+                path=Path(folder, "metrics", name) if folder else None, log=log,
+            )  # fmt: skip
+
+        # The process's own standard output: a progress bar that replaced it may wrap lines.
+        output = sys.__stdout__ if folder else sys.stdout
+        self._writer = writer(f".r{rank}" if rank else "", output if prints else None)
         self.rank = rank
         if not self._writer.continue_alone():
             raise RuntimeError("another process measures as this rank already")
@@ -329,40 +323,23 @@ class Meter:
             self._work_source = self._work_source or "counted"
         elif self._per_step is not None:
             self._work_source = self._work_source or "stated"
-        self._write("run_start", **self._facts())
-        if folder:
-            path = Path(folder, "metrics", f"{attempt}.s{rank}.jsonl")
-            self._sampler = watch(partial(writer, path=path, log=None), rank, {**env, **os.environ})
-            path = Path(folder, "metrics", f"{attempt}.w{rank}.jsonl")
-            self._profile_here(partial(writer, path=path, log=None), Path(folder), env)
-
-    def _profile_here(
-        self, opened: Callable[[], Writer | None], folder: Path, env: Mapping[str, str]
-    ) -> None:
-        """Have this rank profile some steps; opened: makes the writer of their records."""
-        if profiled({**env, **os.environ}, self.rank):
-            trace = folder / "traces" / f"why.rank{self.rank}.json.gz"
-            writer: list[Writer | None] = []
-
-            def write(**fields: Any) -> None:
-                writer.extend([opened()] * (not writer))
-                if writer[0]:
-                    writer[0].write("why", **fields)
-
-            self.why.open(write, trace)
-
-    def _facts(self) -> Record:
-        """What run_start says: where it runs, and what is counted."""
-        stated = {"unit": self._unit, "work_per_step": self._per_step}
-        stated |= {"work_source": self._work_source, "warmup_steps": self._warmup}
-        return {
-            "source": self._source,
-            "world_size": self._world,
-            "group_size": group_size(),
+        group = distributed()
+        self._write(
+            "run_start",
+            source=self._source,
+            world_size=self._world,
+            group_size=group.get_world_size() if group else None,
             **machine(),
-            **stated,
-            "job_id": self._environment.get("SLURM_JOB_ID"),
-        }
+            unit=self._unit,
+            work_per_step=self._per_step,
+            work_source=self._work_source,
+            warmup_steps=self._warmup,
+            job_id=env.get("SLURM_JOB_ID"),
+        )
+        if folder:
+            env = {**env, **os.environ}
+            self._sampler = watch(partial(writer, f".s{rank}"), rank, env)
+            self.why.open(partial(writer, f".w{rank}"), Path(folder), env, rank)
 
     def _write(self, kind: str, **fields: Any) -> None:
         try:

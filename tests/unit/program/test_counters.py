@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from jobkit import print_meter
-from jobkit.errors import UsageError
-from jobkit.gpus import check_counters
 from jobkit.metric.kinds import KINDS
 from jobkit.program import machine
 from jobkit.program.lines import Writer
+from jobkit.program.process import local_rank
 
 PM = "sys/cray/pm_counters/energy"
 
@@ -65,25 +64,25 @@ def test_the_energy_of_a_cray_node(tmp_path: Path, text: str | None, joules: flo
     )
 
 
-def test_nvml_reports_a_gpu() -> None:
-    gpu = machine.nvidia_gpu(FakeNvml(), "1")
-    assert gpu and (gpu.busy(), gpu.memory_mib()) == (0.4, 2048.0)
+def test_nvml_reports_a_gpu_and_nothing_of_a_part_of_one() -> None:
+    gpu, silent = (
+        machine.nvidia_gpu(FakeNvml(), "1"),
+        machine.nvidia_gpu(FakeNvml(counts=False), "1"),
+    )
+    assert (gpu.busy(), gpu.memory_mib()) == (0.4, 2048.0)
     one = machine.gpu_counter([gpu])
     assert one and (one.name, one.scope, one.joules()) == ("nvml", "gpu", 5.0)
-
-
-def test_a_part_of_a_gpu_and_one_without_a_counter_have_no_energy() -> None:
-    assert machine.nvidia_gpu(FakeNvml(mig=1), "1") is None
-    assert machine.nvidia_gpu(FakeNvml(), "2") is None
-    both = [machine.nvidia_gpu(FakeNvml(), "1"), machine.nvidia_gpu(FakeNvml(counts=False), "1")]
-    assert machine.gpu_counter([gpu for gpu in both if gpu]) is None
+    for nothing in (machine.nvidia_gpu(FakeNvml(mig=1), "1"), machine.nvidia_gpu(FakeNvml(), "2")):
+        assert nothing == machine.Gpu()
+        assert (nothing.busy(), machine.gpu_counter([nothing])) == (None, None)
+    assert machine.gpu_counter([gpu, silent]) is None and machine.gpu_counter([]) is None
 
 
 def test_amds_driver_reports_load_and_memory(tmp_path: Path) -> None:
     put(tmp_path, "gpu_busy_percent", "73\n")
     put(tmp_path, "mem_info_vram_used", str(3 << 20))
-    gpu = machine.AmdGpu(tmp_path)
-    assert (gpu.busy(), gpu.memory_mib(), gpu.counter()) == (0.73, 3.0, None)
+    gpu = machine.amd_gpu(tmp_path)
+    assert (gpu.busy(), gpu.memory_mib(), gpu.joules()) == (0.73, 3.0, None)
 
 
 def test_load_and_memory_of_a_node(tmp_path: Path) -> None:
@@ -118,49 +117,29 @@ def test_the_load_of_others_is_what_is_neither_idle_nor_the_run_s(tmp_path: Path
     assert load.shares() == (pytest.approx(0.6), pytest.approx(0.4))
 
 
-def sampled(tmp_path: Path, environment: dict[str, str]) -> list[dict[str, Any]]:
-    """Two samples of a Cray node, 30 J apart."""
+@pytest.mark.parametrize(("alone", "source"), [("1", "pm_counters (node)"), ("", None)])
+def test_a_nodes_energy_is_sampled_where_the_job_has_it_alone(
+    tmp_path: Path, alone: str, source: str | None
+) -> None:
+    """Of two samples, 30 J apart."""
     put(tmp_path, PM, "1000 J 0 us\n")
     path = tmp_path / "0.s0.jsonl"
     writer = Writer(study="s", run_id="r", attempt=0, rank=0, path=path, log=None)
-    sampler = machine.Sampler(writer, [], True, environment, tmp_path)
+    sampler = machine.Sampler(writer, [], True, {"JOBKIT_NODE_ALONE": alone}, tmp_path)
     writer.write("sample", **sampler.sample())
     put(tmp_path, PM, "1030 J 0 us\n")
     sampler.start()
     sampler.stop()
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def test_a_nodes_energy_is_sampled_where_the_job_has_it_alone(tmp_path: Path) -> None:
-    first, *_, last = sampled(tmp_path, {"JOBKIT_NODE_ALONE": "1"})
-    assert (first["energy_node_j"], last["energy_node_j"]) == (0.0, 30.0)
+    first, *_, last = map(json.loads, path.read_text().splitlines())
+    joules = (0.0, 30.0) if alone else (None, None)
+    assert (first.get("energy_node_j"), last.get("energy_node_j")) == joules
+    assert first["energy_source"] == last["energy_source"] == source
     common = {"v", "kind", "study", "run_id", "attempt", "rank", "seq", "t", "crc"}
     assert last.keys() - common <= KINDS["sample"].keys()
 
 
-@pytest.mark.parametrize(
-    ("alone", "given", "source"),
-    [("", None, None), ("1", "none", None), ("1", "nvml", None),
-     *[("1", named, "pm_counters (node)") for named in (None, "", "pm_counters")]],
-)  # fmt: skip
-def test_the_counters_that_are_read(
-    tmp_path: Path, alone: str, given: str | None, source: str | None
-) -> None:
-    env = {"JOBKIT_NODE_ALONE": alone} | ({} if given is None else {"JOBKIT_ENERGY": given})
-    for one in sampled(tmp_path, env):
-        assert (one["energy_source"], "energy_node_j" in one) == (source, source is not None)
-
-
-@pytest.mark.parametrize("given", ["joules", "nvml,", "nvml, pm_counters", "none,nvml", "rapl"])
-def test_an_unknown_counter_is_refused(given: str) -> None:
-    with pytest.raises(UsageError, match=r"no counter of energy is called .*nvml, pm_counters"):
-        check_counters({"JOBKIT_ENERGY": given})
-
-
 def test_a_sample_names_the_gpus_whose_energy_it_counts(tmp_path: Path) -> None:
-    gpu, other = (machine.nvidia_gpu(FakeNvml(), "1") for _ in range(2))
-    assert gpu and other
-    other.uuid = "GPU-2"
+    gpu, other = machine.Gpu("GPU-1"), machine.Gpu("GPU-2")
     named = []
     for gpus in ([gpu], [gpu, other], [other, gpu], [other], [gpu, machine.Gpu()], []):
         writer = Writer(study="s", run_id="r", attempt=0, rank=1, path=None, log=None)
@@ -173,10 +152,9 @@ def test_samples_get_rarer_and_never_stop() -> None:
     assert [machine.interval_s(s) for s in (0, 300, 3000, 1e9)] == [1.0, 1.0, 10.0, 60.0]
 
 
-def test_the_first_rank_of_a_node_watches_it() -> None:
-    assert machine.first_of_node({"LOCAL_RANK": "0"}, 4)
-    assert not machine.first_of_node({"SLURM_LOCALID": "1"}, 4)
-    assert [machine.first_of_node({}, rank) for rank in (0, 1)] == [True, False]
+def test_the_rank_within_a_node() -> None:
+    for env, rank in (({"LOCAL_RANK": "0"}, 0), ({"SLURM_LOCALID": "1"}, 1), ({}, 4)):
+        assert local_rank(env, 4) == rank
 
 
 def test_the_last_sample_comes_after_the_last_window(tmp_path: Path) -> None:
