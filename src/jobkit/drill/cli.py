@@ -16,7 +16,7 @@ from jobkit.drill.faults import FAULTS, REFERENCE, FaultCase, show, write_csv
 from jobkit.drill.places import LocalPlace, Place, SlurmPlace
 from jobkit.drill.programs import FIRST, LAST, Program
 from jobkit.drill.run import PATIENCE_S, Drill
-from jobkit.errors import Exit, Parser, UsageError, command, one_of, positive
+from jobkit.errors import Exit, Parser, UsageError, at_least, command, one_of, positive
 from jobkit.launch.slurm_cluster import find_site
 from jobkit.paths import StudyPaths
 from minicluster.cluster import on_signals, temporary
@@ -51,14 +51,13 @@ def parser() -> argparse.ArgumentParser:
     where.add_argument("--minicluster", action="store_true", help="on a temporary minicluster")
     where.add_argument("--local", action="store_true", help="on this machine, without Slurm")
     new.add_argument("--faults", nargs="+", metavar="NAME", help="inject only these faults")
-    new.add_argument(
-        "--at",
-        type=int,
-        metavar="N",
+    when = new.add_mutually_exclusive_group()
+    when.add_argument(
+        "--at", type=at_least(int, 1), metavar="N",
         help=f"inject the fault after this iteration, {FIRST} to {LAST}, or after this step that "
         f"the command records (default {AT})",
-    )
-    new.add_argument(
+    )  # fmt: skip
+    when.add_argument(
         "--after", type=positive, metavar="S",
         help="seconds from the start to the fault, for a command that records no steps",
     )  # fmt: skip
@@ -94,35 +93,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def program_of(args: argparse.Namespace, words: Sequence[str]) -> Program:
     """What the drill starts: the command after --, else jobkit's training. Raises UsageError."""
-    at = AT if args.at is None else args.at
-    if not words:
-        if args.after:
-            raise UsageError("--after is for a command, which comes after --; here say --at")
-        if not FIRST <= at <= LAST:
-            raise UsageError(f"--at {at}: must be from {FIRST} to {LAST}")
-        return Program(at=at, device=args.device or "cpu")
-    if not words[1:]:
-        raise UsageError("-- needs a command after it, as: -- python train.py")
-    if args.device:
-        raise UsageError("--device is of jobkit's own training: a command decides itself")
-    if args.at is not None and args.after:
-        raise UsageError("--at and --after: give one of them")
-    if at < 1:
-        raise UsageError(f"--at {at}: must be 1 or more")
-    if args.after and args.after >= args.patience:
-        raise UsageError(f"--after {args.after:g}: must be below --patience {args.patience:g}")
-    # From the start to the fault, from there to the end, and as long again.
-    minutes = max(10, math.ceil(3 * args.patience / 60))
-    return Program(words=tuple(words[1:]), at=at, after_s=args.after, minutes=minutes)
+    at = args.at or AT
+    if words:
+        if not words[1:]:
+            raise UsageError("-- needs a command after it, as: -- python train.py")
+        if args.device:
+            raise UsageError("--device is of jobkit's own training: a command decides itself")
+        # From the start to the fault, from there to the end, and as long again.
+        minutes = max(10, math.ceil(3 * args.patience / 60))
+        return Program(words=tuple(words[1:]), at=at, after_s=args.after, minutes=minutes)
+    if args.after:
+        raise UsageError("--after is for a command, which comes after --; here say --at")
+    if not FIRST <= at <= LAST:
+        raise UsageError(f"--at {at}: must be from {FIRST} to {LAST}")
+    return Program(at=at, device=args.device or "cpu")
 
 
 def run(args: argparse.Namespace, program: Program, faults: Sequence[FaultCase]) -> int:
     """Run the drill where the arguments say; return the exit code."""
     from rich.console import Console
 
-    study, console = StudyPaths.named(args.name), Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, markup=False, width=100)
+    width = None if sys.stdout.isatty() else 100
+    study, console = (
+        StudyPaths.named(args.name),
+        Console(highlight=False, markup=False, width=width),
+    )
     say = functools.partial(console.print, soft_wrap=True)
     if study.plan.exists():
         raise UsageError(f"--name {study.folder.name}: is a study; choose another")

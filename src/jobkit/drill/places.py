@@ -12,17 +12,11 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 from jobkit.errors import UsageError
+from jobkit.launch import slurm_options
 from jobkit.launch.command import RUN_SH, clean_environment, job_command, local_command
 from jobkit.launch.site import Site
 from jobkit.launch.slurm_cluster import call, refusal
-from jobkit.launch.slurm_options import (
-    Options,
-    Shape,
-    output_file,
-    sbatch_options,
-    verbatim,
-    warning,
-)
+from jobkit.launch.slurm_options import Options, sbatch_options, verbatim
 from jobkit.outcome import slurm_jobs
 from jobkit.paths import REPOSITORY, RunPaths, write_whole
 from jobkit.processes import Children, environments
@@ -33,33 +27,26 @@ Size = dict[str, int]  # nodes, and ranks_per_node
 MARK = "JOBKIT_DRILL"  # in the environment of all that a drill starts
 
 
-def marked(mark: str) -> dict[int, dict[str, str]]:
-    """The variables of each process of this machine that carries the mark in them, by pid."""
-    found = {pid: variables for pid, variables in environments() if variables.get(MARK) == mark}
-    found.pop(os.getpid(), None)
-    return found
+def signal_marked(mark: str, number: int, ranks: Sequence[str] = ()) -> int:
+    """Signal the processes of this machine that carry the mark, all or of ranks; return how many.
+
+    Number 0 is no signal, and only counts them.
+    """
+    count = 0
+    for pid, variables in environments():
+        if variables.get(MARK) == mark and (not ranks or variables.get("RANK") in ranks):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+                count += 1
+    return count
 
 
 def end_marked(mark: str, within_s: float) -> int:
-    """Wait for the end of every process with the mark, and kill those that are left after the time;
-    return how many.
-    """
+    """Wait for the end of all processes with the mark; kill, and count, what is left by then."""
     deadline = time.monotonic() + within_s
-    while (left := marked(mark)) and time.monotonic() < deadline:
+    while signal_marked(mark, 0) and time.monotonic() < deadline:
         time.sleep(0.2)
-    for pid in left:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    return len(left)
-
-
-def signal_ranks(mark: str, number: int, ranks: Sequence[str] = ("0", "1")) -> int:
-    """Signal the processes of ranks on this machine; return how many."""
-    pids = [pid for pid, variables in marked(mark).items() if variables.get("RANK") in ranks]
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
-    return len(pids)
+    return signal_marked(mark, signal.SIGKILL)
 
 
 @dataclass(kw_only=True)
@@ -114,7 +101,7 @@ class LocalStart(Started):
         self.child.send(signal.SIGUSR2)
 
     def terminate_ranks(self, mark: str) -> None:
-        signal_ranks(mark, signal.SIGTERM)
+        signal_marked(mark, signal.SIGTERM, ("0", "1"))
 
     def cancel(self) -> None:
         self.child.send(signal.SIGTERM)
@@ -217,11 +204,11 @@ class SlurmPlace:
         self, spec: PlannedRun, paths: RunPaths, env: Mapping[str, str], _: bool, more: Options
     ) -> SlurmStart:
         """Submit the run; jobkit or Slurm may requeue it. Raises UsageError when it is refused."""
-        shape = Shape(spec.nodes, spec.ranks_per_node)
+        shape = slurm_options.Shape(spec.nodes, spec.ranks_per_node)
         name = f"drill-{paths.folder.name}"
         options = sbatch_options(shape, self.site, {**self.options, **more}, name)
-        log = output_file(paths.log)
-        options |= {**warning(options, spec.stop_signal), "output": log, "error": log}
+        log = slurm_options.output_file(paths.log)
+        options |= {**slurm_options.warning(options, spec.stop_signal), "output": log, "error": log}
         words = [f"--{k}" if v is True else f"--{k}={v}" for k, v in options.items()]
         write_whole(paths.site, self.site.shell())
         words = ["sbatch", "--parsable", *words, str(RUN_SH), *job_command(spec, paths, False)[2:]]

@@ -141,18 +141,13 @@ class Program:
         env = {**clean_environment(os.environ), "PYTHONPATH": python_path()}
         said = subprocess.run(words, env=env, capture_output=True, text=True).stdout
         found = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
-        return with_parameters(rows, {Path(one["run"]).name: one["same"] for one in found})
-
-
-def with_parameters(rows: list[Row], same: Mapping[str, bool | None]) -> list[Row]:
-    """Return the rows with whether their runs' parameters, by fault, equal the reference's."""
-    compared = []
-    for row in rows:
-        equal = same.get(row.fault)
-        unknown = row.possible and equal is None and not row.note
-        note = "its parameters could not be compared" if unknown else row.note
-        compared.append(replace(row, same_parameters=equal, note=note))
-    return compared
+        same = {Path(one["run"]).name: one["same"] for one in found}
+        for i, row in enumerate(rows):
+            equal = same.get(row.fault)
+            unknown = row.possible and equal is None and not row.note
+            note = "its parameters could not be compared" if unknown else row.note
+            rows[i] = replace(row, same_parameters=equal, note=note)
+        return rows
 
 
 def began(paths: RunPaths, attempt: int) -> float | None:

@@ -1,17 +1,17 @@
 """Runs a program under faults: start, injection, restarts, and the row of each result."""
 
-import contextlib
 import secrets
 import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 from jobkit.drill.faults import REFERENCE, FaultCase, Row, first_state
-from jobkit.drill.places import MARK, Place, SlurmPlace, Start, end_marked, signal_ranks
+from jobkit.drill.places import MARK, Place, SlurmPlace, Start, end_marked, signal_marked
 from jobkit.drill.programs import Program, began
 from jobkit.errors import UsageError
 from jobkit.launch.slurm_options import Options
@@ -22,15 +22,6 @@ PATIENCE_S = 400.0  # for one thing that must happen, where nothing else was sai
 STARTS = 3  # at most; a run that has not recovered by then is lost
 AT_ONCE = 3  # runs on Slurm; most of their time they wait
 _LINGER_S = 60.0  # for processes to end after their run
-
-
-@contextlib.contextmanager
-def noting(notes: list[str]) -> Iterator[None]:
-    """Append errors to the notes, so that one fault does not end the runs of others."""
-    try:
-        yield
-    except (UsageError, OSError) as wrong:
-        notes.append(str(wrong))
 
 
 def impossible(place: Place, program: Program, fault: FaultCase) -> str:
@@ -81,16 +72,12 @@ class Drill:
         check_any(whys)
         # Off Slurm the ranks of two runs would share the cores.
         with ThreadPoolExecutor(AT_ONCE if isinstance(self.place, SlurmPlace) else 1) as pool:
-            futures = {f.name: pool.submit(self._one, f) for f in faults if not whys[f.name]}
-        rows = [
-            Row(fault=fault.name, note=f"not possible here: {whys[fault.name]}")
-            if whys[fault.name]
-            else futures[fault.name].result()
-            for fault in faults
-        ]
+            rows = list(pool.map(lambda fault: self._one(fault, whys[fault.name]), faults))
         return self.program.compared(rows, reference.paths.folder)
 
-    def _one(self, fault: FaultCase) -> Row:
+    def _one(self, fault: FaultCase, why_not: str) -> Row:
+        if why_not:
+            return Row(fault=fault.name, note=f"not possible here: {why_not}")
         try:
             row = FaultRun(self, fault).run()
         except KeyboardInterrupt:
@@ -118,13 +105,18 @@ class FaultRun:
     def run(self) -> Row:
         """Start the run, inject the fault, restart the run until it is ok; return its row."""
         notes, left = list[str](), None
+
+        def attempt(act: Callable[[], None]) -> None:
+            """Note an error, so that one fault does not end the runs of others."""
+            try:
+                act()
+            except (UsageError, OSError) as wrong:
+                notes.append(str(wrong))
+
         try:
-            with noting(notes):
-                self._until_injected()
-                self._until_done()
+            attempt(self._until_recovered)
         finally:
-            with noting(notes):
-                self._cancel_what_runs()
+            attempt(self._cancel_what_runs)
             if self.drill.place.sees_processes:
                 left = end_marked(self.mark, _LINGER_S)
         return self._judge("; ".join(notes), left)
@@ -160,7 +152,7 @@ class FaultRun:
         spec = program.spec(place.size, self.fault)
         self.starts.append(place.start(spec, self.paths, env, first, options))
 
-    def _until_injected(self) -> None:
+    def _until_recovered(self) -> None:
         fault, program = self.fault, self.program
         self._start(fault.options, first=True)
 
@@ -170,16 +162,22 @@ class FaultRun:
         self._wait("the injection point", lambda: there() or not self.started.look())
         if not there() or (fault.action and not self.started.look()):
             raise UsageError(f"the run {self.started.end_text} before the fault")
-        if fault.action:
-            self.inject()
-        else:  # the program did it
-            self.injected_at = self.paths.fault_marker(0).stat().st_mtime
+        self.inject()
         self.drill.say(f"{fault.name}: injected {program.where()}")
+        self._wait_for_end()
+        while run_state(self.paths).status != "ok":
+            if len(self.starts) == STARTS:
+                raise UsageError(f"not ok after {STARTS} starts")
+            self.drill.say(f"{fault.name}: {self.started.end_text}; restarting the run")
+            self._start({}, first=False)
+            self._wait_for_end()
 
     def inject(self) -> None:
-        """Inject the fault from outside."""
+        """Inject the fault, if the program has not done it itself."""
         self.injected_at = time.time()
         match self.fault.action:
+            case "":
+                self.injected_at = self.paths.fault_marker(0).stat().st_mtime
             case "warn":
                 self.started.warn()
             case "term":
@@ -194,19 +192,8 @@ class FaultRun:
                 self.drill.place.preempt(self.started.nodes)
             case "kill" | "hang":  # of a command
                 number = signal.SIGKILL if self.fault.action == "kill" else signal.SIGSTOP
-                self._wait(
-                    "a process of rank 1", lambda: signal_ranks(self.mark, number, ["1"]) > 0
-                )
-
-    def _until_done(self) -> None:
-        while True:
-            self._wait_for_end()
-            if run_state(self.paths).status == "ok":
-                return
-            if len(self.starts) == STARTS:
-                raise UsageError(f"not ok after {STARTS} starts")
-            self.drill.say(f"{self.fault.name}: {self.started.end_text}; restarting the run")
-            self._start({}, first=False)
+                hit = partial(signal_marked, self.mark, number, ["1"])
+                self._wait("a process of rank 1", lambda: hit() > 0)
 
     def _wait_for_end(self) -> None:
         self._wait("the run's end", lambda: not self.started.look())
