@@ -15,6 +15,7 @@ from torch import nn
 
 from jobkit import gpus
 from jobkit.errors import Exit, UsageError
+from jobkit.paths import RunPaths
 from jobkit.payload import checkpoint
 from jobkit.payload import main as leaving
 from jobkit.payload.device import gpu_state, peak_memory_mib
@@ -208,7 +209,7 @@ def test_the_checkpoint_thread_is_on_the_ranks_gpu(
     cuda, how = FakeCuda(monkeypatch), {"keep": 1, "background": True, "device": device}
     monkeypatch.setattr(dist, "get_rank", lambda _: 0)
     monkeypatch.setattr(dist, "get_world_size", lambda _: 1)
-    writer = checkpoint.Checkpoints(Path("x"), 0, None, None, **how)  # type: ignore[arg-type]
+    writer = checkpoint.Checkpoints(RunPaths(Path("x")), 0, None, None, **how)  # type: ignore[arg-type]
     assert writer._thread
     assert writer._thread.submit(lambda: 7).result(100) == 7
     assert cuda.chosen == chosen

@@ -247,12 +247,12 @@ def test_of_another_training_is_refused(
     name: str, value: Any, position: int, refused: bool
 ) -> None:
     spec = RunSpec(model="mlp")
-    progress = SimpleNamespace(position=position)
-    manifest: Any = SimpleNamespace(spec=spec.to_dict(), progress=progress)
+    checkpoint: Any = SimpleNamespace(spec=spec.to_dict(), folder=Path("it"))
+    checkpoint.progress = SimpleNamespace(position=position)
     here = RunSpec(**{"model": "mlp", name: value})
     line = f"{name} is {spec.to_dict()[name]!r} there and {value!r} here"
     with pytest.raises(UsageError, match=line) if refused else nullcontext():
-        _check_fits(manifest, here, Path("it"))
+        _check_fits(checkpoint, here)
 
 
 def test_nothing_left_to_train_is_said(forge: Start, own: Path, straight: Result) -> None:

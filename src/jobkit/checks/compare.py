@@ -16,7 +16,7 @@ from torch import Tensor
 
 from jobkit.errors import Exit, Parser, UsageError, command
 from jobkit.paths import RunPaths
-from jobkit.payload.checkpoint import Corrupt, check, found_in, read, shapes_in
+from jobkit.payload.checkpoint import Corrupt, check, found_in
 
 
 def newest_tensors(run: Path) -> dict[str, Tensor]:
@@ -24,13 +24,9 @@ def newest_tensors(run: Path) -> dict[str, Tensor]:
     checkpoints = found_in(RunPaths(run).checkpoints)
     if not checkpoints:
         raise Corrupt(f"{run} has no checkpoint")
-    _, index = check(checkpoints[0])
-    tensors = {
-        name: torch.empty(size, dtype=dtype)
-        for name, (size, dtype) in shapes_in(index).items()
-        if name.startswith(("model.", "optim."))
-    }
-    read(checkpoints[0], index, tensors)
+    checkpoint = check(checkpoints[0])
+    tensors = checkpoint.blank("model.", "optim.")
+    checkpoint.read(tensors)
     return tensors
 
 

@@ -9,16 +9,7 @@ from torch import Tensor, nn
 
 from jobkit.errors import UsageError
 from jobkit.paths import RunPaths, short_path
-from jobkit.payload.checkpoint import (
-    BUFFER,
-    MANIFEST,
-    Corrupt,
-    check,
-    found_in,
-    read,
-    shapes_in,
-    writers,
-)
+from jobkit.payload.checkpoint import BUFFER, MANIFEST, Corrupt, check, found_in
 from jobkit.payload.model import build_model
 from jobkit.payload.resume import merged
 from jobkit.spec.runspec import RunSpec, check_keys
@@ -58,10 +49,10 @@ def trained_model(run: Path, own_model: str | None, warn: Callable[[str], None])
 
 def _read(folder: Path, own_model: str | None) -> Trained:
     """The model of one checkpoint. Raises Corrupt; UsageError where the model cannot be made."""
-    manifest, index = check(folder)
+    checkpoint = check(folder)
     try:
-        check_keys(manifest.spec)
-        spec = RunSpec(**manifest.spec)
+        check_keys(checkpoint.spec)
+        spec = RunSpec(**checkpoint.spec)
     except (TypeError, ValueError) as error:
         raise Corrupt(f"its settings cannot be used: {error}") from None
     if own_model != (spec.model if ":" in spec.model else None):
@@ -69,16 +60,11 @@ def _read(folder: Path, own_model: str | None) -> Trained:
         if ":" in spec.model:
             fix = f"that is code of somebody's own: to import it, say --model {spec.model}"
         raise UsageError(f"{short_path(folder)}: the model is {spec.model!r}: {fix}")
-    shapes = shapes_in(index)
-    own = [f"rank.{rank}." for rank in writers(shapes)]
+    own = [f"rank.{rank}." for rank in checkpoint.writers]
     if not own:
         raise Corrupt("it lacks the ranks' own state")
-    tensors = {
-        name: torch.empty(size, dtype=dtype)
-        for name, (size, dtype) in shapes.items()
-        if name.startswith((_MODEL, *own))
-    }
-    read(folder, index, tensors)
+    tensors = checkpoint.blank(_MODEL, *own)
+    checkpoint.read(tensors)
     values = _without(_MODEL, tensors)
     model, classes = _built(spec, values, folder)
     # Buffers are the mean over the ranks, as for an evaluation.
@@ -89,7 +75,7 @@ def _read(folder: Path, own_model: str | None) -> Trained:
                 raise Corrupt(f"it lacks {name}")
             tensor.copy_(values[name])
     model.eval().requires_grad_(False)
-    return Trained(model, spec, classes, folder, manifest.progress.iteration)
+    return Trained(model, spec, classes, folder, checkpoint.progress.iteration)
 
 
 def _without(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

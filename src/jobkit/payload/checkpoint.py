@@ -24,7 +24,7 @@ import os
 import pickle
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -34,38 +34,29 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from jobkit.files import open_regular
+from jobkit.paths import RunPaths
 from jobkit.payload.batches import Progress
-from jobkit.payload.distributed import T, all_or_raise
+from jobkit.payload.distributed import T, all_or_raise, gather
 from jobkit.payload.report import Reporter
 
 if TYPE_CHECKING:
+    from jobkit.payload.strategies import Strategy
     from jobkit.payload.train import Trainer
 
 MANIFEST = "manifest.json"
 LOSS_SUM = "epoch.loss_sum"
 BUFFER, STRATEGY = "buffer.", "strategy."
 CPU_STATE, GPU_STATE = "random.cpu", "random.cuda"
-_METADATA = "torch.distributed.checkpoint.metadata"
-# The classes in torch.distributed.checkpoint's own index, which is a pickle.
-_INDEX = frozenset(
-    {
-        ("torch", "Size"),
-        ("torch.serialization", "_get_layout"),
-        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-        *((_METADATA, name) for name in (
-            "Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata",
-            "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING",
-        )),
-        *(("torch", name) for name in (
-            "float64", "float32", "float16", "bfloat16", "uint8", "int8", "int16", "int32",
-            "int64", "bool",
-        )),
-        *((module, name) for module in ("pathlib", "pathlib._local")
-          for name in ("PosixPath", "PurePosixPath", "Path")),
-    }
-)  # fmt: skip
-Shapes = dict[str, tuple[torch.Size, torch.dtype]]  # of tensors, by name
+# What may stand in torch.distributed.checkpoint's own index, which is a pickle, by module.
+_INDEX = {
+    "torch": "Size float64 float32 float16 bfloat16 uint8 int8 int16 int32 int64 bool",
+    "torch.serialization": "_get_layout",
+    "torch.distributed.checkpoint.filesystem": "_StorageInfo",
+    "torch.distributed.checkpoint.metadata": "Metadata TensorStorageMetadata TensorProperties "
+    "ChunkStorageMetadata MetadataIndex StorageMeta _MEM_FORMAT_ENCODING",
+    "pathlib": "PosixPath PurePosixPath Path",
+    "pathlib._local": "PosixPath PurePosixPath Path",
+}
 Group = dist.ProcessGroup | None  # of the ranks, on the CPU; None: one process alone
 
 
@@ -79,21 +70,6 @@ class Fenced(RuntimeError):
 
 class Unsaved(Exception):
     """A checkpoint could not be written, and nothing of it is left; the text says why."""
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """The manifest of a checkpoint."""
-
-    progress: Progress
-    layout: dict[str, Any]
-    spec: dict[str, Any]
-    files: dict[str, dict[str, Any]]
-
-    @property
-    def bytes(self) -> int:
-        """The size of all files."""
-        return sum(entry["bytes"] for entry in self.files.values())
 
 
 # --- the folders of a run ----------------------------------------------------------------------
@@ -130,26 +106,80 @@ def prune(folder: Path, attempt: int, keep: int) -> None:
 # --- reading -----------------------------------------------------------------------------------
 
 
-def check(folder: Path, group: Group = None) -> tuple[Manifest, Any]:
-    """Manifest and index of a checkpoint whose files match them; Corrupt, on every rank."""
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that can be read: its manifest, and torch's index of it."""
+
+    folder: Path
+    progress: Progress
+    layout: dict[str, Any]
+    spec: dict[str, Any]
+    files: dict[str, dict[str, Any]]
+    index: Any
+
+    @property
+    def shapes(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
+        """The shape and type of every tensor, by name."""
+        entries = self.index.state_dict_metadata.items()
+        return {name: (entry.size, entry.properties.dtype) for name, entry in entries}
+
+    @property
+    def writers(self) -> list[int]:
+        """The ranks that put tensors of their own into it."""
+        names = [name.split(".") for name in self.shapes if name.endswith(LOSS_SUM)]
+        return sorted(int(rank) for kind, rank, *_ in names if kind == "rank" and rank.isdecimal())
+
+    def blank(self, *prefixes: str) -> dict[str, Tensor]:
+        """Empty tensors of its shapes, to be read, for the names that begin so."""
+        return {
+            name: torch.empty(size, dtype=dtype)
+            for name, (size, dtype) in self.shapes.items()
+            if name.startswith(prefixes)
+        }
+
+    def read(self, tensors: dict[str, Tensor], group: Group = None) -> None:
+        """Fill the tensors, in place; a sharded one gets its shard.
+
+        Raises Corrupt, on every rank, if a tensor is absent or has another shape.
+        """
+        import torch.distributed.checkpoint as dcp  # a slow import that few runs need
+        from torch.distributed.checkpoint.api import CheckpointException
+
+        index, alone = self.index, group is None
+
+        class Reader(dcp.FileSystemReader):
+            def read_metadata(self, *_: Any, **__: Any) -> Any:
+                index.storage_meta.load_id = self.load_id
+                return index
+
+        try:
+            dcp.load(
+                tensors, storage_reader=Reader(self.folder), process_group=group, no_dist=alone
+            )
+        except (Exception, CheckpointException) as error:
+            raise Corrupt(_root_cause(error)) from error
+
+
+def check(folder: Path, group: Group = None) -> Checkpoint:
+    """A checkpoint whose files match its manifest; Corrupt, on every rank.
+
+    Each rank reads the index, which is too large to be sent, and looks at its share of the files.
+    """
     rank, ranks = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
 
-    def check_share() -> None:
-        manifest, index = read_manifest(folder), read_index(folder)
-        for name in sorted(manifest.files)[rank::ranks]:
-            _check_file(folder / name, manifest.files[name])
-        used = {info.relative_path for info in index.storage_data.values()}
-        if strange := sorted(used - manifest.files.keys()):
+    def check_share() -> Checkpoint:
+        found = _read_manifest(folder)
+        for name in sorted(found.files)[rank::ranks]:
+            _check_file(folder / name, found.files[name])
+        used = {info.relative_path for info in found.index.storage_data.values()}
+        if strange := sorted(used - found.files.keys()):
             raise Corrupt(f"its index names {strange[0]!r}, which is not in {MANIFEST}")
-        result.append((manifest, index))
+        return found
 
-    result: list[tuple[Manifest, Any]] = []  # an index is large: the ranks do not send it
-    all_or_raise(check_share, Corrupt, group)
-    return result[0]
+    return all_or_raise(check_share, Corrupt, group)
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of a checkpoint; raises Corrupt for one that cannot be used."""
+def _read_manifest(folder: Path) -> Checkpoint:
     try:
         content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         progress = Progress(*(int(content["progress"][f.name]) for f in fields(Progress)))
@@ -157,9 +187,10 @@ def read_manifest(folder: Path) -> Manifest:
         inside = all(Path(name).name == name for name in files)
         if not inside or min(vars(progress).values()) < 0:
             raise ValueError
-        return Manifest(progress, dict(content["layout"]), dict(content["spec"]), files)
+        layout, spec = dict(content["layout"]), dict(content["spec"])
     except (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise Corrupt(f"{MANIFEST} is absent, truncated or lacks fields") from None
+    return Checkpoint(folder, progress, layout, spec, files, read_index(folder))
 
 
 def _check_file(path: Path, entry: dict[str, Any]) -> None:
@@ -176,7 +207,7 @@ def _check_file(path: Path, entry: dict[str, Any]) -> None:
 
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
-    with open_regular(path) as file:
+    with path.open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
@@ -186,7 +217,7 @@ class _IndexUnpickler(pickle.Unpickler):
     """Reads torch.distributed.checkpoint's index: nothing else than its own classes is made."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _INDEX:
+        if name not in _INDEX.get(module, "").split():
             raise pickle.UnpicklingError(f"{module}.{name} is not allowed in this file")
         return super().find_class(module, name)
 
@@ -203,51 +234,16 @@ def read_index(folder: Path) -> Any:
     return index
 
 
-def shapes_in(index: Any) -> Shapes:
-    """The shape and type of every tensor in a checkpoint, by name."""
-    return {
-        name: (entry.size, entry.properties.dtype)
-        for name, entry in index.state_dict_metadata.items()
-    }
-
-
-def writers(names: Iterable[str]) -> list[int]:
-    """The ranks that put tensors of their own into a checkpoint of these names."""
-    ranks = {n.split(".")[1] for n in names if n.startswith("rank.") and n.endswith(LOSS_SUM)}
-    return sorted(int(rank) for rank in ranks if rank.isdecimal())
-
-
-def read(folder: Path, index: Any, tensors: dict[str, Tensor], group: Group = None) -> None:
-    """Fill the tensors, in place, from a checkpoint; a sharded one gets its shard.
-
-    index: as check() gave it. Raises Corrupt, on every rank, if a tensor is absent or has another
-    shape.
-    """
-    import torch.distributed.checkpoint as dcp  # a slow import that few runs need
-    from torch.distributed.checkpoint.api import CheckpointException
-
-    class Reader(dcp.FileSystemReader):
-        def read_metadata(self, *_: Any, **__: Any) -> Any:
-            index.storage_meta.load_id = self.load_id
-            return index
-
-    try:
-        dcp.load(tensors, storage_reader=Reader(folder), process_group=group, no_dist=group is None)
-    except (Exception, CheckpointException) as error:
-        raise Corrupt(_root_cause(error)) from error
-
-
 # --- writing -----------------------------------------------------------------------------------
 
 
 def shared_tensors(trainer: "Trainer") -> dict[str, Tensor]:
     """Parameters and optimizer state that this rank holds: the live tensors, not copies."""
     trainer.strategy.settle()
-    state = trainer.optimizer.state
     tensors: dict[str, Tensor] = {}
     for name, parameter in trainer.strategy.named_parameters().items():
         tensors[f"model.{name}"] = parameter.detach()
-        for key, value in state.get(parameter, {}).items():
+        for key, value in trainer.optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
                 tensors[f"optim.{name}.{key}"] = value
     return tensors
@@ -256,15 +252,23 @@ def shared_tensors(trainer: "Trainer") -> dict[str, Tensor]:
 def own_tensors(trainer: "Trainer") -> dict[str, Tensor]:
     """The tensors that differ between the ranks."""
     strategy = trainer.strategy
-    tensors = {f"{BUFFER}{name}": b for name, b in strategy.named_buffers().items()}
-    tensors |= {f"{STRATEGY}{name}": t for name, t in strategy.own_state().items()}
-    tensors[CPU_STATE] = torch.get_rng_state()
-    if strategy.device.type == "cuda":
-        tensors[GPU_STATE] = torch.cuda.get_rng_state(strategy.device)
-        for gpu in range(1, strategy.devices):  # dp drives several
-            tensors[f"{GPU_STATE}.{gpu}"] = torch.cuda.get_rng_state(gpu)
-    tensors[LOSS_SUM] = trainer.loss_sum
-    return tensors
+    return {
+        **{f"{BUFFER}{name}": buffer for name, buffer in strategy.named_buffers().items()},
+        **{f"{STRATEGY}{name}": tensor for name, tensor in strategy.own_state().items()},
+        CPU_STATE: torch.get_rng_state(),
+        **{name: torch.cuda.get_rng_state(gpu) for name, gpu in random_gpus(strategy).items()},
+        LOSS_SUM: trainer.loss_sum,
+    }
+
+
+def random_gpus(strategy: "Strategy") -> dict[str, torch.device]:
+    """The GPUs on which this rank draws random numbers, by the names of their states."""
+    if strategy.device.type != "cuda":
+        return {}
+    others = range(1, strategy.devices)  # dp drives several
+    return {GPU_STATE: strategy.device} | {
+        f"{GPU_STATE}.{gpu}": torch.device("cuda", gpu) for gpu in others
+    }
 
 
 class Checkpoints:
@@ -272,7 +276,7 @@ class Checkpoints:
 
     def __init__(
         self,
-        folder: Path,
+        paths: RunPaths,
         attempt: int,
         group: dist.ProcessGroup,
         report: Reporter,
@@ -282,19 +286,19 @@ class Checkpoints:
         background: bool = False,
         device: torch.device | None = None,
     ) -> None:
-        """folder: checkpoints/ of the run. keep: how many stay.
+        """keep: how many stay.
 
         background: write copies in a thread, while training continues. device: the rank's; a thread
         begins on GPU 0, which may be another rank's.
         """
-        self.folder, self._attempt, self.group, self._report = folder, attempt, group, report
+        self._paths, self._attempt, self.group, self._report = paths, attempt, group, report
         self._keep, self._checksums = keep, checksums
         self._rank, self._ranks = dist.get_rank(group), dist.get_world_size(group)
         on_gpu = device is not None and device.type == "cuda"
         begin = (torch.cuda.set_device, (device,)) if on_gpu else (None, ())
         self._thread = ThreadPoolExecutor(1, "checkpoint", *begin) if background else None
         if self._rank == 0:  # of an attempt that was interrupted while writing
-            for path in folder.glob(".*.tmp"):
+            for path in paths.checkpoints.glob(".*.tmp"):
                 shutil.rmtree(path, ignore_errors=True)
         self.writing: Future[tuple[int, float]] | None = None  # its result: bytes and seconds
         self.begun_s = time.monotonic()  # the time of the last one, and its iteration
@@ -311,29 +315,23 @@ class Checkpoints:
         all_or_raise(self._check_fence, Fenced, self.group)
         progress = trainer.progress
         self.begun_s, self.begun = time.monotonic(), progress.iteration
-        own = own_tensors(trainer)
-        tensors = shared_tensors(trainer) | {f"rank.{self._rank}.{k}": t for k, t in own.items()}
-        folder = self.folder / f"{progress.iteration:08d}-{self._attempt}"
+        own = {f"rank.{self._rank}.{name}": t for name, t in own_tensors(trainer).items()}
+        tensors = shared_tensors(trainer) | own
+        folder = self._paths.checkpoints / f"{progress.iteration:08d}-{self._attempt}"
         manifest = {
             "progress": dict(vars(progress)),
             "layout": trainer.strategy.layout(),
             "spec": dict(vars(trainer.spec)),
             "torch": torch.__version__,
         }
-        if self._thread:
-            tensors = {name: t.detach().to("cpu", copy=True) for name, t in tensors.items()}
-            self.writing = self._thread.submit(self._write, folder, tensors, manifest)
-            return True
-        self.writing = Future()
-        try:
-            self.writing.set_result(self._write(folder, tensors, manifest))
-        except Unsaved as error:
-            self.writing.set_exception(error)
-        return self.wait()
+        if self._thread is None:
+            return self._conclude(lambda: self._write(folder, tensors, manifest))
+        copies = {name: t.detach().to("cpu", copy=True) for name, t in tensors.items()}
+        self.writing = self._thread.submit(self._write, folder, copies, manifest)
+        return True
 
     def _check_fence(self) -> None:
-        names = [path.name for path in (self.folder.parent / "attempts").glob("*")]
-        newest = max((int(n) for n in names if n.isdecimal()), default=self._attempt)
+        newest = max([self._attempt, *self._paths.attempt_numbers()])
         if self._rank == 0 and newest > self._attempt:
             raise Fenced(
                 f"attempt {self._attempt} is fenced: attempt {newest} of this run has begun"
@@ -347,8 +345,12 @@ class Checkpoints:
         if self.writing is None:
             return True
         writing, self.writing = self.writing, None
+        return self._conclude(writing.result)
+
+    def _conclude(self, write: Callable[[], tuple[int, float]]) -> bool:
+        """Report what a checkpoint's writing gives; return whether it succeeded."""
         try:
-            size, time_s = writing.result()
+            size, time_s = write()
         except Unsaved as error:
             last = "there is none" if self.newest is None else f"the last is of {self.newest}"
             self._report.warn(
@@ -361,7 +363,7 @@ class Checkpoints:
         )
         self._report.log(f"checkpoint of iteration {self.begun}: {size:,} bytes, {time_s:.3f} s")
         if self._rank == 0:
-            prune(self.folder, self._attempt, self._keep)
+            prune(self._paths.checkpoints, self._attempt, self._keep)
         return True
 
     def _write(
@@ -387,12 +389,8 @@ class Checkpoints:
                         inner = inner.__context__
                     raise inner or error from None
 
-        def make_room() -> None:
-            if self._rank == 0:
-                shutil.rmtree(beside, ignore_errors=True)
-                beside.mkdir(parents=True)
-
         def entries() -> dict[str, dict[str, Any]]:
+            """The files of this rank."""
             paths = [*beside.glob(f"__{self._rank}_*")]
             paths += [beside / ".metadata"] if self._rank == 0 else []
             sums = {p.name: {"sha256": _sha256(p)} for p in paths} if self._checksums else {}
@@ -401,17 +399,16 @@ class Checkpoints:
         def publish() -> None:
             if self._rank == 0:
                 with (beside / MANIFEST).open("w", encoding="utf-8") as file:
-                    json.dump(manifest, file, indent=1)
+                    json.dump(manifest | {"files": files}, file, indent=1)
                     file.flush()
                     os.fsync(file.fileno())
                 beside.rename(folder)
 
         try:
-            self._each(make_room)
             writer = Writer(beside, sync_files=True)
             dcp.save(tensors, storage_writer=writer, process_group=self.group)
-            files = {name: entry for part in self._each(entries) for name, entry in part.items()}
-            manifest["files"] = files
+            parts = gather(self._each(entries), self.group)
+            files = {name: entry for part in parts for name, entry in part.items()}
             self._each(publish)
         except (Exception, CheckpointException) as error:
             if self._rank == 0:
@@ -419,8 +416,8 @@ class Checkpoints:
             raise Unsaved(_root_cause(error)) from error
         return sum(entry["bytes"] for entry in files.values()), time.monotonic() - started
 
-    def _each(self, act: Callable[[], T]) -> list[T]:
-        """Every rank's result of act; where it fails on one rank, raise on all of them."""
+    def _each(self, act: Callable[[], T]) -> T:
+        """What act gives; where it fails on one rank, raise on all of them."""
         prefix = f"rank {self._rank}: " if self._ranks > 1 else ""
         return all_or_raise(act, Exception, self.group, lambda e: prefix + _root_cause(e))
 

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from jobkit.errors import UsageError
 from jobkit.files import locked
 from jobkit.paths import data_root, expanded
-from jobkit.payload.distributed import Group, all_or_raise
+from jobkit.payload.distributed import Group, all_or_raise, gather
 from jobkit.spec.dataset import IDX, check_source, find_idx, folder_path
 from jobkit.spec.runspec import RunSpec
 
@@ -285,11 +285,8 @@ def load_data(spec: RunSpec, group: Group, say: Say, dry_run: bool) -> Dataset:
         path = source.file(data_dir)
         data = open_prepared(path) if path.exists() else source.read(say)
     else:
-        prepared = all_or_raise(find, UsageError)[0]
-        assert prepared
-        opened: list[Dataset] = []  # not a result that the ranks would send each other
-        all_or_raise(lambda: opened.append(open_prepared(prepared)), UsageError)
-        data = opened[0]
+        path = gather(all_or_raise(find, UsageError))[0]
+        data = all_or_raise(lambda: open_prepared(path), UsageError)
     train = limited(data.train, spec.train_samples, "train")
     test = limited(data.test, spec.test_samples, "test")
     return split(Dataset(train, test, data.classes), spec.train_split)

@@ -244,22 +244,21 @@ def all_or_raise(
     catch: type[Exception],
     group: dist.ProcessGroup | None = None,
     describe: Callable[[Exception], str] = str,
-) -> list[T]:
-    """Every rank's result of act, in rank order; where one rank raises, every rank raises.
+) -> T:
+    """What act gives on this rank; where one rank raises, every rank raises.
 
     So no rank waits for one that failed. catch: the error that act may raise, and that is raised,
     with the text that describe gives it.
     """
-    result, fault = None, None
+    fault = None
     try:
         result = act()
     except catch as error:
         fault = describe(error)
-    answers = gather((result, fault), group)
-    for _, fault in answers:
-        if fault is not None:
-            raise catch(fault)
-    return [answer for answer, _ in answers]
+    for text in gather(fault, group):
+        if text is not None:
+            raise catch(text)
+    return result
 
 
 def check_identity(group: Group, run_id: str, attempt: int) -> None:

@@ -2,32 +2,27 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from jobkit.errors import UsageError
 from jobkit.paths import RunPaths, read_json
-from jobkit.payload.batches import Progress
 from jobkit.payload.checkpoint import (
     BUFFER,
     CPU_STATE,
-    GPU_STATE,
     LOSS_SUM,
     MANIFEST,
     STRATEGY,
+    Checkpoint,
     Corrupt,
     Group,
-    Manifest,
-    Shapes,
     attempt_of,
     check,
     found_in,
-    read,
-    shapes_in,
+    random_gpus,
     shared_tensors,
-    writers,
 )
 from jobkit.payload.device import seed_rank
 from jobkit.payload.distributed import gather
@@ -47,10 +42,10 @@ def of_own_run(paths: RunPaths, attempt: int) -> list[Path]:
     Those before an attempt that completed, or that started from scratch, are another training's.
     """
     first = 0
-    for n in paths.attempt_numbers():
-        if n < attempt and paths.fresh_start(n).exists():
+    for n in (n for n in paths.attempt_numbers() if n < attempt):
+        if paths.fresh_start(n).exists():
             first = n
-        if n < attempt and (read_json(paths.outcome(n)) or {}).get("status") == "ok":
+        if (read_json(paths.outcome(n)) or {}).get("status") == "ok":
             first = n + 1
     return [
         folder for folder in found_in(paths.checkpoints) if first <= attempt_of(folder) < attempt
@@ -90,26 +85,25 @@ def resume(trainer: "Trainer", group: Group, candidates: list[Path], must: bool)
     for folder in candidates:
         started = time.monotonic()
         try:
-            manifest, index = check(folder, group)
-            shapes = shapes_in(index)
-            _check_fits(manifest, trainer.spec, folder)
-            _check_shapes(trainer, group, shapes, folder)
+            checkpoint = check(folder, group)
+            _check_fits(checkpoint, trainer.spec)
+            _check_shapes(checkpoint, trainer, group)
             begun = True
-            _load(trainer, group, folder, manifest, index, shapes)
+            _load(checkpoint, trainer, group)
         except Corrupt as error:
             report.warn(f"checkpoint {folder.name} is corrupt, skipped: {error}")
             iteration = folder.name.partition("-")[0]
             at = int(iteration) if iteration.isdecimal() else None
             report.record("checkpoint", action="rejected", iteration=at)
             continue
-        progress, layout = manifest.progress, manifest.layout
-        trainer.progress = Progress(**vars(progress))
+        progress, layout = checkpoint.progress, checkpoint.layout
+        trainer.progress = progress
         report.record(
             "checkpoint",
             action="loaded",
             iteration=progress.iteration,
             epoch=progress.epoch,
-            bytes=manifest.bytes,
+            bytes=sum(entry["bytes"] for entry in checkpoint.files.values()),
             time_s=time.monotonic() - started,
         )
         text = f"resuming from {folder}: iteration {progress.iteration}"
@@ -128,56 +122,53 @@ def resume(trainer: "Trainer", group: Group, candidates: list[Path], must: bool)
     return None
 
 
-def _check_fits(manifest: Manifest, spec: RunSpec, folder: Path) -> None:
+def _check_fits(checkpoint: Checkpoint, spec: RunSpec) -> None:
     """Raise UsageError for a checkpoint of another model, or of other samples."""
     ours = vars(spec)
-    for name in _OF_MODEL + (_OF_ORDER if manifest.progress.position else ()):
-        theirs = manifest.spec.get(name, ours[name])
+    for name in _OF_MODEL + (_OF_ORDER if checkpoint.progress.position else ()):
+        theirs = checkpoint.spec.get(name, ours[name])
         if theirs != ours[name]:
             raise UsageError(
-                f"{folder} belongs to a different configuration: {name} is {theirs!r} there and "
-                f"{ours[name]!r} here"
+                f"{checkpoint.folder} belongs to a different configuration: {name} is {theirs!r} "
+                f"there and {ours[name]!r} here"
             )
 
 
-def _check_shapes(trainer: "Trainer", group: Group, shapes: Shapes, folder: Path) -> None:
+def _check_shapes(checkpoint: Checkpoint, trainer: "Trainer", group: Group) -> None:
     """Raise UsageError, on every rank, where the model's parameters are not the checkpoint's."""
     parameters = trainer.strategy.named_parameters()
     parts = gather({f"model.{name}": tuple(p.shape) for name, p in parameters.items()}, group)
     ours = {name: shape for part in parts for name, shape in part.items()}
-    theirs = {name: tuple(size) for name, (size, _) in shapes.items() if name.startswith("model.")}
+    theirs = {n: tuple(size) for n, (size, _) in checkpoint.shapes.items() if n[:6] == "model."}
     for name in sorted(ours.keys() | theirs.keys()):
         here, there = ours.get(name, "absent"), theirs.get(name, "absent")
         if here != there:
             raise UsageError(
-                f"{folder} belongs to a different configuration: the shape of parameter "
+                f"{checkpoint.folder} belongs to a different configuration: the shape of parameter "
                 f"{name.removeprefix('model.')} is {there} there and {here} here"
             )
 
 
-def _load(
-    trainer: "Trainer", group: Group, folder: Path, manifest: Manifest, index: Any, shapes: Shapes
-) -> None:
+def _load(checkpoint: Checkpoint, trainer: "Trainer", group: Group) -> None:
     """Fill model, optimizer and this rank's own state. Raises Corrupt."""
-    rank, strategy = trainer.group.place.rank, trainer.strategy
-    ranks = writers(shapes)
-    same = manifest.layout == strategy.layout()
-    owners = [rank] if same else ranks
-    if not ranks or not set(owners) <= set(ranks):
+    rank, strategy, state = trainer.group.place.rank, trainer.strategy, trainer.optimizer.state
+    shapes, writers = checkpoint.shapes, checkpoint.writers
+    same = checkpoint.layout == strategy.layout()
+    owners = [rank] if same else writers
+    if not writers or not set(owners) <= set(writers):
         raise Corrupt("it lacks the ranks' own state")
     _prime(trainer)
     # The checkpoint lacks the optimizer's state of a parameter that never had a gradient.
     for name, parameter in strategy.named_parameters().items():
-        state = trainer.optimizer.state.get(parameter)
-        if state and not any(f"optim.{name}.{key}" in shapes for key in state):
-            del trainer.optimizer.state[parameter]
+        keys = state.get(parameter)
+        if keys and not any(f"optim.{name}.{key}" in shapes for key in keys):
+            del state[parameter]
     tensors, parts = shared_tensors(trainer), []
     for prefix in (f"rank.{owner}." for owner in owners):
-        names = [name for name in shapes if name.startswith(prefix)]
-        blank = {n: torch.empty(shapes[n][0], dtype=shapes[n][1]) for n in names}
+        blank = checkpoint.blank(prefix)
         tensors |= blank
         parts.append({name.removeprefix(prefix): tensor for name, tensor in blank.items()})
-    read(folder, index, tensors, group)
+    checkpoint.read(tensors, group)
     own = parts[0] if same else merged(parts, rank)
     for name, buffer in strategy.named_buffers().items():
         if f"{BUFFER}{name}" in own:
@@ -185,17 +176,15 @@ def _load(
     strategy.take_own_state(
         {k.removeprefix(STRATEGY): t for k, t in own.items() if k.startswith(STRATEGY)}
     )
+    trainer.loss_sum = own[LOSS_SUM].to(trainer.loss_sum)
     if CPU_STATE in own:
         torch.set_rng_state(own[CPU_STATE])
-    if strategy.device.type == "cuda" and GPU_STATE in own:
-        torch.cuda.set_rng_state(own[GPU_STATE], strategy.device)
-        for gpu in range(1, strategy.devices):
-            if (name := f"{GPU_STATE}.{gpu}") in own:
-                torch.cuda.set_rng_state(own[name], gpu)
-    trainer.loss_sum = own[LOSS_SUM].to(trainer.loss_sum)
+    for name, gpu in random_gpus(strategy).items():
+        if name in own:
+            torch.cuda.set_rng_state(own[name], gpu)
     if not same:
-        seed, iteration = trainer.spec.seed + trainer.spec.repeat, manifest.progress.iteration
-        seed_rank(seed, rank, strategy.devices, iteration)
+        seed = trainer.spec.seed + trainer.spec.repeat
+        seed_rank(seed, rank, strategy.devices, checkpoint.progress.iteration)
 
 
 def _prime(trainer: "Trainer") -> None:

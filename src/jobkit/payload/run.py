@@ -306,7 +306,7 @@ def _guard(job: RankJob, trainer: Trainer) -> JobGuard:
     if paths := job.paths:
         on_cpu, background = group.on_cpu(), spec.checkpoint_async
         checkpoints = Checkpoints(
-            paths.checkpoints,
+            paths,
             job.attempt,
             on_cpu,
             trainer.report,
@@ -316,7 +316,8 @@ def _guard(job: RankJob, trainer: Trainer) -> JobGuard:
             device=group.device,
         )
         # Those that rank 0 finds: a file system may not show all ranks the same.
-        folders = all_or_raise(lambda: [] if rank else candidates(job, paths), UsageError)[0]
+        listed = all_or_raise(lambda: [] if rank else candidates(job, paths), UsageError)
+        folders = group.gather(listed)[0]
         loaded = resume(trainer, on_cpu, folders, must=job.resume_from is not None)
         if loaded and trainer.finished:
             trainer.report.warn(
