@@ -5,6 +5,7 @@ encodes its rank and its place, so that a part in the wrong place is detected.
 """
 
 import os
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -83,32 +84,32 @@ class Exchange:
 
     def run(self) -> None:
         """Do it once."""
-        if self.operation == "all_reduce":
-            dist.all_reduce(self.buffer, group=self.group)
-        elif self.operation == "all_gather":
-            dist.all_gather_into_tensor(self.buffer, self.source, group=self.group)
-        elif self.operation == "reduce_scatter":
-            dist.reduce_scatter_tensor(self.buffer, self.scratch, group=self.group)
-        elif self.operation == "broadcast":
-            dist.broadcast(self.buffer, 0, group=self.group)
-        elif self.operation == "all_to_all":
-            dist.all_to_all_single(self.buffer, self.source, group=self.group)
-        else:  # two ranks send to each other at once, as neighbours of a ring do
-            send = dist.P2POp(dist.isend, self.source, self.other, self.group)
-            receive = dist.P2POp(dist.irecv, self.buffer, self.other, self.group)
-            for work in dist.batch_isend_irecv([send, receive]):
-                work.wait()
+        match self.operation:
+            case "all_reduce":
+                dist.all_reduce(self.buffer, group=self.group)
+            case "all_gather":
+                dist.all_gather_into_tensor(self.buffer, self.source, group=self.group)
+            case "reduce_scatter":
+                dist.reduce_scatter_tensor(self.buffer, self.scratch, group=self.group)
+            case "broadcast":
+                dist.broadcast(self.buffer, 0, group=self.group)
+            case "all_to_all":
+                dist.all_to_all_single(self.buffer, self.source, group=self.group)
+            case "sendrecv":  # two ranks send to each other at once, as neighbours of a ring do
+                send = dist.P2POp(dist.isend, self.source, self.other, self.group)
+                receive = dist.P2POp(dist.irecv, self.buffer, self.other, self.group)
+                for work in dist.batch_isend_irecv([send, receive]):
+                    work.wait()
 
     def is_right(self) -> bool:
         """Whether the buffer has the right result in every place."""
-        ranks, mine = self.ranks, slice(self.index * self.part, (self.index + 1) * self.part)
         right = self.first(self.part if self.operation == "all_gather" else self.count)
+        if self.operation in ("reduce_scatter", "all_to_all"):  # this rank's part
+            right = right[self.index * self.part :][: self.part]
         if self.operation in ("all_reduce", "reduce_scatter"):
-            right = right * ranks + ranks * (ranks - 1) // 2
-            right = right[mine] if self.operation == "reduce_scatter" else right
+            right = right * self.ranks + self.ranks * (self.ranks - 1) // 2
         elif self.operation in ("all_gather", "all_to_all"):  # a part of every rank, in order
-            part = right[mine] if self.operation == "all_to_all" else right
-            right = torch.cat([part + rank for rank in range(ranks)])
+            right = torch.cat([right + rank for rank in range(self.ranks)])
         elif self.operation == "sendrecv":
             right = right + (1 - self.index)
         return torch.equal(self.buffer, right)
@@ -193,22 +194,37 @@ def measure_all(group: Group, request: Request, report: Reporter) -> list[Sample
             inner = None if scope == "all" else dist.new_group(ranks, timeout=group.timeout)
             nodes = place.nodes if scope == "all" else 1 + (scope == "inter_node")
             for size in sizes:
-                slow = False
+                ends = False
                 if place.rank in ranks:
                     tried = Exchange(operation, size, ranks, place.rank, group.device, inner)
-                    times, right = tried.measure(request.iterations)
-                    done = sample(operation, scope, len(ranks), nodes, tried.bytes, times, right)
-                    samples.append(done)
-                    report.record("comm", **asdict(done))
-                    report.say(line(done))
-                    slow = done.time_s > _MAX_S and size < sizes[-1]
-                    if slow:
+                    done = measure_size(tried, scope, nodes, request.iterations, report)
+                    if done is not None:
+                        samples.append(done)
+                    ends = done is None or (done.time_s > _MAX_S and size < sizes[-1])
+                    if done is not None and ends:
                         took = say_seconds(done.time_s)
                         report.warn(f"{operation} stops at {say_bytes(size)}, which takes {took}")
                 # Ranks outside a pair wait here at each size: all sizes might be a timeout.
-                if any(group.gather(slow)):
+                if any(group.gather(ends)):
                     break
     return samples
+
+
+def measure_size(
+    tried: Exchange, scope: str, nodes: int, iterations: int, report: Reporter
+) -> Sample | None:
+    """Measure an operation at one size, with a record; None where the backend lacks it."""
+    try:
+        times, right = tried.measure(iterations)
+    except RuntimeError as error:
+        if " does not support " not in str(error):  # as torch says it of a backend, on every rank
+            raise
+        report.warn(f"{tried.operation} is not available: {str(error).splitlines()[0]}")
+        return None
+    done = sample(tried.operation, scope, tried.ranks, nodes, tried.bytes, times, right)
+    report.record("comm", **asdict(done))
+    report.say(line(done))
+    return done
 
 
 def free_bytes(device: torch.device, ranks: int) -> int:
@@ -218,11 +234,10 @@ def free_bytes(device: torch.device, ranks: int) -> int:
     """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    for text in Path("/proc/meminfo").read_text().splitlines():
-        if text.startswith("MemAvailable:"):
-            return int(text.split()[1]) * 1024 // ranks
-    # Some containers' file lacks it; this is without what caches would give back.
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // ranks
+    # Some containers' file lacks it; what the system says is without what caches would give back.
+    available = re.search(r"^MemAvailable: +(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return (int(available[1]) * 1024 if available else pages) // ranks
 
 
 def line(result: Sample) -> str:

@@ -24,7 +24,7 @@ from jobkit.payload.place import read_rank_env
 from jobkit.payload.report import Reporter
 from jobkit.payload.run import build_trainer
 from jobkit.payload.train import Trainer
-from jobkit.planner.memory import Subject, footprint
+from jobkit.planner.footprint import Subject, footprint
 from jobkit.spec.runspec import RunSpec
 
 MAX_ISSUE_SHARE = 0.7  # chosen; above it the host limits the rate, not the GPU

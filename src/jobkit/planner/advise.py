@@ -9,26 +9,16 @@ import math
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobkit.errors import Exit, Parser, UsageError, at_least, command, positive, whole
-from jobkit.planner.memory import (
-    Footprint,
-    Subject,
-    add_model_arguments,
-    amount,
-    base_of,
-    follow_stages,
-    footprints,
-    head,
-    strategy_of,
-    text_table,
-)
-from jobkit.spec.runspec import RunSpec
+from jobkit.planner.memory import add_model_arguments, amount, base_of, head, text_table
 from jobkit.spec.strategies import FACTS
-from jobkit.spec.traffic import Link, Links, Message, ModelSize, seconds, waits
+from jobkit.spec.traffic import Link, Links, seconds, waits
 from jobkit.units import GIB, say_seconds
+
+if TYPE_CHECKING:
+    from jobkit.planner.footprint import Footprint
 
 EPILOG = """examples:
   python -m jobkit advise --model resnet18 --device-memory 80 --gpus-per-node 4
@@ -40,10 +30,10 @@ EPILOG = """examples:
 class Option(NamedTuple):
     """A strategy, and what it costs."""
 
-    footprint: Footprint
+    footprint: "Footprint"
     fits: bool
     seconds: float  # of communication in a step, at least; NaN: not known
-    waits: int | None  # for other ranks in a step, at most; None: not known
+    waits: str  # for other ranks in a step, at most; -: not known
     idle: float  # share of a step
 
     @property
@@ -62,11 +52,6 @@ class Option(NamedTuple):
         return "-" if math.isnan(self.seconds) else say_seconds(self.seconds)
 
     @property
-    def says_waits(self) -> str:
-        """Its waits, for a reader."""
-        return "-" if self.waits is None else str(self.waits)
-
-    @property
     def splits_model(self) -> bool:
         """Whether it splits the model over the ranks; the others split the batch."""
         return FACTS[self.footprint.spec.strategy].splits_model
@@ -78,40 +63,6 @@ def links_of(network: float, link: float) -> Links:
     Latency is left out, and how much is overlapped with the compute is not known.
     """
     return Links(intra=Link(0.0, 1e-9 / link), inter=Link(0.0, 1e-9 / min(network, link)))
-
-
-def step_messages(footprint: Footprint, subject: Subject) -> list[Message] | None:
-    """The messages of one optimizer step; None where they are not known."""
-    spec, facts = footprint.spec, FACTS[footprint.spec.strategy]
-    size = ModelSize(parameters=footprint.parameters)
-    if facts.splits_model:
-        strategy = strategy_of(spec)
-        given = [stage.given for stage in follow_stages(strategy, subject)]
-        size = replace(
-            size,
-            boundary=max(given[:-1], default=0),
-            microbatches=strategy.microbatches,
-            stage=footprint.gradients,
-        )
-    elif facts.shards_state:
-        from jobkit.payload.strategies.fsdp import model_size, shard_groups
-        from jobkit.planner.activations import fake_model
-
-        model, _ = fake_model(spec.model, spec.width, spec.hidden, subject.classes)
-        size = model_size(shard_groups(model, spec))
-    return facts.messages(spec.to_dict(), size)
-
-
-def idle_share(spec: RunSpec) -> float:
-    """(p - 1) / (v m + p - 1) for p ranks of a pipeline, m microbatches and v stages on a rank.
-
-    Narayanan et al. 2021, arXiv:2104.04473, section 2.2.
-    """
-    if not FACTS[spec.strategy].splits_model:
-        return 0.0
-    strategy = strategy_of(spec)
-    later = strategy.ranks - 1
-    return later / (strategy.num_stages // strategy.ranks * strategy.microbatches + later)
 
 
 def choose(options: Sequence[Option]) -> Option | None:
@@ -147,9 +98,7 @@ def reasons(taken: Option, options: Sequence[Option]) -> list[str]:
         lines.append(f"{which}: {taken.duration} per step")
     for o in fitting:
         if o.footprint.total == min(x.footprint.total for x in (taken, *fitting)):
-            than = (
-                f"{o.says_waits} waits for other GPUs per step ({taken.label}: {taken.says_waits})"
-            )
+            than = f"{o.waits} waits for other GPUs per step ({taken.label}: {taken.waits})"
             lines.append(f"{o.label} would need {o.gib}, for {o.duration} and {than}")
     return lines
 
@@ -188,6 +137,9 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the advice; 4 when nothing fits."""
     args = parser().parse_args(argv)
+    # After the arguments: torch takes seconds to import, and --help needs none of it.
+    from jobkit.planner.footprint import Subject, footprints, idle_share, step_messages
+
     base = base_of(args, args.nodes, args.nodes * args.gpus_per_node)
     subject = Subject(classes=args.classes, images=args.images)
     usable = args.device_memory * GIB * (1 - args.reserve)
@@ -195,22 +147,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Those that use all of these GPUs.
     alone = base.world_size == 1
     names = [n for n, f in FACTS.items() if f.one_rank == alone and not f.whole_node]
-    found, refused = footprints(base, subject, names)
-    options = []
-    for each in found:
-        messages, idle = step_messages(each, subject), idle_share(each.spec)
-        takes_s = math.nan if messages is None else seconds(messages, links)
-        count = None if messages is None else waits(messages)
-        options.append(Option(each, each.total <= usable, takes_s, count, idle))
-    if not options:
+    possible, refused = footprints(base, subject, names)
+    if not possible:
         raise UsageError(next(iter(refused.values())))
+    options = []
+    for each in possible:
+        costs, idle = (math.nan, "-"), idle_share(each.spec)
+        if (messages := step_messages(each, subject)) is not None:
+            costs = (seconds(messages, links), str(waits(messages)))
+        options.append(Option(each, each.total <= usable, *costs, idle))
     taken = choose(options)
     gib = f"GiB of {usable / GIB:.3g}"
     rows = [["", "strategy", gib, "fits", "communication", "waits", "idle"]]
     for o in options:
-        costs = ["yes" if o.fits else "no", o.duration, o.says_waits, f"{o.idle:.0%}"]
-        rows.append(["*" * (o is taken), o.label, amount(o.footprint.total, GIB), *costs])
-    lines = [head(base, subject), "", *text_table(rows), ""]
+        texts = ["yes" if o.fits else "no", o.duration, o.waits, f"{o.idle:.0%}"]
+        rows.append(["*" * (o is taken), o.label, amount(o.footprint.total, GIB), *texts])
+    lines = [head(base, args.classes), "", *text_table(rows), ""]
     lines += [f"   {label}: not applicable: {why}" for label, why in refused.items()]
     lines += [_NOTES, ""]
     if taken is None:

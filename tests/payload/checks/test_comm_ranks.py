@@ -99,8 +99,14 @@ def test_iterations_fit_in_a_second_but_three_there_are(monkeypatch: pytest.Monk
 
 
 class Notes:
+    def __init__(self) -> None:
+        self.warned: list[str] = []
+
     def say(self, line: str) -> None:
         pass
+
+    def warn(self, text: str) -> None:
+        self.warned.append(text)
 
 
 def test_a_wrong_result_fails_the_run_and_is_kept(tmp_path: Path) -> None:
@@ -109,6 +115,21 @@ def test_a_wrong_result_fails_the_run_and_is_kept(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="wrong result: broadcast of 8 bytes"):
         collectives.write([wrong], {}, Notes(), paths, rank=0)
     assert comm.read_csv(paths.comm_csv) == [wrong] and not paths.outcome(0).exists()
+
+
+def test_an_operation_that_the_backend_lacks_is_left_out(monkeypatch) -> None:
+    def lacks(self) -> None:
+        raise RuntimeError(says)
+
+    monkeypatch.setattr(Exchange, "largest", lambda self, values: values)
+    monkeypatch.setattr(Exchange, "run", lacks)
+    tried, report = Exchange("all_to_all", 8, (0, 1), 0, torch.device("cpu")), Notes()
+    says = "Backend gloo does not support alltoall_base"
+    assert collectives.measure_size(tried, "all", 1, 4, report) is None
+    assert report.warned == [f"all_to_all is not available: {says}"]
+    says = "Connection closed by peer"
+    with pytest.raises(RuntimeError, match=says):
+        collectives.measure_size(tried, "all", 1, 4, report)
 
 
 def test_memory_bounds_the_sizes_and_the_reason_is_said() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from jobkit.errors import Exit
 from jobkit.payload.main import parser as payload_parser
-from jobkit.planner.advise import Option, choose, idle_share, links_of, main, step_messages
-from jobkit.planner.memory import Footprint, Subject, footprint
+from jobkit.planner.advise import Option, choose, links_of, main
+from jobkit.planner.footprint import Footprint, Subject, footprint, idle_share, step_messages
 from jobkit.spec.options import chosen_settings
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.traffic import seconds
@@ -53,8 +53,8 @@ def test_a_pipeline_waits_for_its_stages() -> None:
 
 def option(name: str, total: int, seconds: float, idle: float = 0.0, usable: int = 100) -> Option:
     spec = RunSpec(strategy=name, ranks_per_node=4)
-    size = Footprint(spec=spec, parameters=total, gradients=0, optimizer=0)
-    return Option(size, total <= usable, seconds, 1, idle)
+    size = Footprint(spec=spec, parameters=total, gradients=0)
+    return Option(size, total <= usable, seconds, "1", idle)
 
 
 def test_the_choice_follows_memory_then_communication() -> None:

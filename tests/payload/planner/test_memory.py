@@ -17,7 +17,8 @@ from jobkit.payload.strategies import strategy_class
 from jobkit.payload.strategies.base import make_optimizer
 from jobkit.planner.activations import bytes_of, follow
 from jobkit.planner.advise import main as advise
-from jobkit.planner.memory import Footprint, Subject, footprint, main
+from jobkit.planner.footprint import Footprint, Subject, footprint
+from jobkit.planner.memory import main
 from jobkit.spec.runspec import RunSpec
 from support.codes import code_of
 
