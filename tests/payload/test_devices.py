@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
 
@@ -166,7 +167,7 @@ def test_a_run_on_the_cpu_hides_the_gpus_before_torch_is_imported(
 
 def on_two_gpus(monkeypatch: pytest.MonkeyPatch, precision: str) -> DP:
     """dp as on two GPUs, computing on the CPU: nn.DataParallel passes the model through."""
-    monkeypatch.setattr(nn, "DataParallel", lambda model: model)
+    monkeypatch.setattr(nn, "DataParallel", lambda model: nn.Sequential(OrderedDict(module=model)))
     made = DP(RunSpec(strategy="dp", precision=precision), RankEnv(), CPU)
     made.devices = 2
     return made

@@ -241,7 +241,7 @@ def _record_start(trainer: Trainer, threads: int) -> None:
         train_samples=trainer.batches.samples,
         test_samples=len(trainer.data.test.labels),
         parameters=strategy.parameter_count,
-        shard_groups=strategy.group_count(),
+        shard_groups=strategy.shard_groups,
         threads=threads,
     )
     trainer.report.say(

@@ -1,6 +1,6 @@
 """What every strategy does: wrap a model, make a microbatch's gradients, evaluate."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
@@ -45,7 +45,9 @@ class Strategy:
         self.label_smoothing = 0.2 if spec.speed_run else 0.0
         self.scaler = torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16")
         self.model: nn.Module = nn.Identity()
+        self.prefix = ""  # what a wrapper puts before the names of the model's tensors
         self.parameter_count = 0  # of the whole model, whatever this rank holds of it
+        self.shard_groups: int | None = None  # those that have parameters
         self.normalised = False  # the model has batch normalisation
 
     def setup(self, model: nn.Module) -> None:
@@ -65,9 +67,14 @@ class Strategy:
 
     def check(self) -> None:
         """Raise UsageError, with the reason, for a setting that has no meaning here."""
-        changed = self.spec.differences()
+        for reason in self.refusals():
+            raise UsageError(reason)
+
+    def refusals(self) -> Iterator[str]:
+        """Yield why settings have no meaning here, before the model is made."""
         for name, reason in self.facts.refuses.items():
-            refuse(name in changed, f"--{name.replace('_', '-')}, strategy {self.name}: {reason}")
+            if name in self.spec.differences():
+                yield f"--{name.replace('_', '-')}, strategy {self.name}: {reason}"
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Return the model on the device, under the strategy."""
@@ -76,10 +83,6 @@ class Strategy:
     def describe(self) -> list[str]:
         """Lines for a reader: how the model is wrapped."""
         return []
-
-    def group_count(self) -> int | None:
-        """Shard groups that have parameters; None without shard groups."""
-        return None
 
     def placed(self, model: nn.Module) -> nn.Module:
         """The model on the device, in the channels-last memory format where that is wanted."""
@@ -160,12 +163,13 @@ class Strategy:
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters that this rank holds, whole or its shards, by their bare names."""
-        return {bare_name(name): p for name, p in self.model.named_parameters()}
+        return {name.removeprefix(self.prefix): p for name, p in self.model.named_parameters()}
 
     def named_buffers(self) -> dict[str, Tensor]:
         """The buffers that are part of the model's state and on this rank, by bare names."""
         kept = self.model.state_dict(keep_vars=True).keys()
-        return {bare_name(name): b for name, b in self.model.named_buffers() if name in kept}
+        buffers = self.model.named_buffers()
+        return {name.removeprefix(self.prefix): b for name, b in buffers if name in kept}
 
     def layout(self) -> dict[str, Any]:
         """What decides which rank holds what: where it is the same, so is every rank's part."""
@@ -203,21 +207,16 @@ class Strategy:
 
         Every rank must call; all get all of them, whatever each holds.
         """
-        return {
-            name: full(p.grad if gradients and p.grad is not None else p)
-            * (p.grad is not None or not gradients)
-            for name, p in self.named_parameters().items()
-        }
+        tensors = {}
+        for name, p in self.named_parameters().items():
+            tensor = p.grad if gradients else p
+            tensors[name] = torch.zeros_like(full(p)) if tensor is None else full(tensor)
+        return tensors
 
 
 def at_least_fp32(tensor: Tensor) -> Tensor:
     """The tensor in fp32 where it has less: losses are not summed in half precision."""
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
-
-
-def bare_name(name: str) -> str:
-    """A parameter's name without what a wrapper puts before it."""
-    return name.removeprefix("module.")
 
 
 def full(tensor: Tensor) -> Tensor:
@@ -226,20 +225,15 @@ def full(tensor: Tensor) -> Tensor:
     return whole.detach().to("cpu", copy=True)
 
 
-def make_mesh(strategy: Strategy, shape: Sequence[int], names: Sequence[str]) -> DeviceMesh:
+def make_mesh(strategy: Strategy, **dimensions: int) -> DeviceMesh:
     """A mesh of all ranks, whose groups have the run's timeout; torch gives them its own."""
-    mesh = init_device_mesh(strategy.device.type, tuple(shape), mesh_dim_names=tuple(names))
+    names, shape = tuple(dimensions), tuple(dimensions.values())
+    mesh = init_device_mesh(strategy.device.type, shape, mesh_dim_names=names)
     # Its name since torch 2.14, and before.
     set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
     for group in mesh.get_all_groups():
         set_timeout(timedelta(seconds=strategy.spec.timeout_s), group)
     return mesh
-
-
-def refuse(holds: bool, text: str) -> None:
-    """Raise UsageError with the text where something holds."""
-    if holds:
-        raise UsageError(text)
 
 
 def make_optimizer(strategy: Strategy) -> Optimizer:
@@ -252,12 +246,9 @@ def make_optimizer(strategy: Strategy) -> Optimizer:
     # torch steps sharded parameters one by one unless it is told foreach, which saves a GPU's host
     # most of its launches. On a CPU one by one is faster: each stays in the caches.
     shared |= {"fused": True} if strategy.can_fuse else {"foreach": strategy.device.type == "cuda"}
-    adaptive = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-    if spec.optimizer in adaptive:
-        return adaptive[spec.optimizer](parameters, **shared)
-    return torch.optim.SGD(
-        parameters,
-        momentum=spec.momentum,
-        nesterov=spec.momentum > 0,
-        **shared,
+    if spec.optimizer == "sgd":
+        nesterov = spec.momentum > 0
+        return torch.optim.SGD(parameters, momentum=spec.momentum, nesterov=nesterov, **shared)
+    return (torch.optim.Adam if spec.optimizer == "adam" else torch.optim.AdamW)(
+        parameters, **shared
     )

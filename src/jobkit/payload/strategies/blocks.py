@@ -6,7 +6,6 @@ weight, but a normalisation would remember them.
 """
 
 import functools
-import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, TypeGuard
@@ -36,9 +35,7 @@ def checkpoint_blocks(model: nn.Module) -> None:
             )
 
 
-def _contexts(
-    block: nn.Module,
-) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], ...]:
     # Running statistics have seen the batch already: the second forward must not count it.
     return nullcontext(), kept_statistics(block)
 
@@ -46,12 +43,8 @@ def _contexts(
 @contextmanager
 def kept_statistics(model: nn.Module) -> Iterator[None]:
     """Leave the running statistics of batch normalisation as they are."""
-    before = [
-        (buffer, buffer.clone())
-        for module in model.modules()
-        if isinstance(module, _BatchNorm)
-        for buffer in module.buffers(recurse=False)
-    ]
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    before = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers(recurse=False)]
     try:
         yield
     finally:
@@ -65,17 +58,13 @@ def filled_up(images: Tensor, parts: int) -> Tensor:
 
     images: (N, 3, 32, 32); returns (M, 3, 32, 32), M the next multiple of parts, parts for N = 0.
     """
-    count = len(images)
+    count, lack = len(images), -len(images) % parts
     if not count:
         return images.new_zeros(parts, *images.shape[1:])
-    lack = -count % parts
-    if not lack:
-        return images
     again = torch.arange(lack, device=images.device) % count
-    return torch.cat([images, images[again]])
+    return torch.cat([images, images[again]]) if lack else images
 
 
 def is_sharded(tensor: object) -> "TypeGuard[DTensor]":
     """Whether it is a DTensor, without importing torch's part of them."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
+    return hasattr(tensor, "device_mesh")

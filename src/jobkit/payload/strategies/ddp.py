@@ -1,6 +1,7 @@
 """DistributedDataParallel: a full copy on each rank, gradients averaged in buckets."""
 
 import inspect
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -10,12 +11,9 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from jobkit.payload.strategies.base import Strategy, refuse
+from jobkit.payload.strategies.base import Strategy
 
-_POWERSGD = (
-    8,
-    2,
-)  # the rank of its approximation; iterations of plain all-reduce before, 2 or more
+_RANK, _START = 8, 2  # PowerSGD's; iterations of plain all-reduce before it, 2 or more
 # Its name since torch 2.14, and before.
 _SYNC_BUFFERS = "forward_sync_buffers"
 if _SYNC_BUFFERS not in inspect.signature(DistributedDataParallel).parameters:
@@ -25,16 +23,13 @@ if _SYNC_BUFFERS not in inspect.signature(DistributedDataParallel).parameters:
 class DDP(Strategy):
     """A full copy of model and optimizer on each rank; all-reduce overlaps the backward pass."""
 
-    def check(self) -> None:
-        super().check()
-        spec = self.spec
-        refuse(
-            spec.sync_batchnorm and self.device.type == "cpu",
-            "--sync-batchnorm: torch has it for GPUs only, and this run is on the CPU",
-        )
+    def refusals(self) -> Iterator[str]:
+        yield from super().refusals()
+        if self.spec.sync_batchnorm and self.device.type == "cpu":
+            yield "--sync-batchnorm: torch has it for GPUs only, and this run is on the CPU"
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        spec = self.spec
+        spec, on_gpu = self.spec, self.device.type == "cuda"
         if spec.sync_batchnorm:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
             for module in model.modules():
@@ -43,17 +38,18 @@ class DDP(Strategy):
             self.accepts_empty_batch = True  # a sample made up would be in the others' statistics
         # Running statistics are shared before each evaluation (share_buffers): on a GPU a broadcast
         # in each forward pass would only take time.
-        quiet: dict[str, Any] = {_SYNC_BUFFERS: False} if self.device.type == "cuda" else {}
+        sync_buffers: Any = {_SYNC_BUFFERS: not on_gpu}
         wrapped = DistributedDataParallel(
             self.placed(model),
-            device_ids=[self.device.index] if self.device.type == "cuda" else None,
+            device_ids=[self.device.index] if on_gpu else None,
             bucket_cap_mb=spec.ddp_bucket_mib,
             gradient_as_bucket_view=True,
             find_unused_parameters=spec.ddp_find_unused_parameters,
-            **quiet,
+            **sync_buffers,
         )
+        self.prefix = "module."
         if spec.ddp_comm_hook == "powersgd":
-            state = powerSGD_hook.PowerSGDState(None, *_POWERSGD, random_seed=spec.seed)
+            state = powerSGD_hook.PowerSGDState(None, _RANK, _START, random_seed=spec.seed)
             wrapped.register_comm_hook(state, _power_sgd)
         elif spec.ddp_comm_hook != "none":
             wrapped.register_comm_hook(dist.group.WORLD, _CASTS[spec.ddp_comm_hook])
@@ -63,7 +59,7 @@ class DDP(Strategy):
         spec = self.spec
         lines = [f"ddp: buckets of {spec.ddp_bucket_mib:g} MiB, gradients are views of them"]
         if spec.ddp_comm_hook == "powersgd":
-            lines.append("ddp: PowerSGD of rank {} compresses gradients".format(*_POWERSGD))
+            lines.append(f"ddp: PowerSGD of rank {_RANK} compresses gradients")
         elif spec.ddp_comm_hook != "none":
             lines.append(f"ddp: gradients are sent in {spec.ddp_comm_hook}")
         return lines

@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from jobkit.errors import UsageError
 from jobkit.payload.distributed import RankEnv
-from jobkit.payload.strategies.base import Strategy, make_mesh, refuse
+from jobkit.payload.strategies.base import Strategy, make_mesh
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.traffic import ModelSize
 from jobkit.units import MIB
@@ -52,21 +52,19 @@ class FSDP(Strategy):
         self.can_fuse = spec.optimizer != "sgd"
         self.shards = place.world_size // spec.fsdp_hybrid_replicas  # ranks of one replica
 
-    def check(self) -> None:
-        super().check()
+    def refusals(self) -> Iterator[str]:
+        yield from super().refusals()
         replicas, world = self.spec.fsdp_hybrid_replicas, self.place.world_size
-        refuse(
-            world % replicas != 0,
-            f"--fsdp-hybrid-replicas {replicas} does not divide the {world} ranks",
-        )
+        if world % replicas:
+            yield f"--fsdp-hybrid-replicas {replicas} does not divide the {world} ranks"
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        spec = self.spec
+        spec, replicas = self.spec, self.spec.fsdp_hybrid_replicas
         # Ranks of a node follow each other, so that the shards are inside of it.
-        shape, names = (spec.fsdp_hybrid_replicas, self.shards), ("replicate", "shard")
-        first = int(spec.fsdp_hybrid_replicas == 1)
-        mesh = make_mesh(self, shape[first:], names[first:])
+        dimensions = {"replicate": replicas} if replicas > 1 else {}
+        mesh = make_mesh(self, **dimensions, shard=self.shards)
         self.groups = shard_groups(model, spec)  # before torch changes the names of the classes
+        self.shard_groups = sum(group.parameters > 0 for group in self.groups)
         # On the CPU there is nothing to offload to, and no memory to pin.
         offloads = spec.fsdp_cpu_offload and self.device.type == "cuda"
         # Parameters stay contiguous: fully_shard refuses other memory formats. The input is
@@ -90,20 +88,18 @@ class FSDP(Strategy):
                 reshard_after_forward=frees if spec.fsdp_reshard_after_forward else False,
                 offload_policy=CPUOffloadPolicy(pin_memory=True) if offloads else OffloadPolicy(),
             )
-        prefetch(self.groups, spec.fsdp_prefetch)
+        if spec.fsdp_prefetch:
+            prefetch(self.groups, spec.fsdp_prefetch)
         return model
 
     def describe(self) -> list[str]:
-        spec, replicas = self.spec, self.spec.fsdp_hybrid_replicas
-        where = f", {replicas} replicas, each sharded over {self.shards} ranks"
-        kept = "" if spec.fsdp_reshard_after_forward else "; parameters stay gathered to the end"
-        count = self.group_count()
-        groups = "1 shard group" if count == 1 else f"{count} shard groups"
-        return [f"fsdp: {groups}{where if replicas > 1 else ''}{kept}"]
-
-    def group_count(self) -> int:
-        """Number of groups that have parameters."""
-        return sum(group.parameters > 0 for group in self.groups)
+        count, replicas = self.shard_groups, self.spec.fsdp_hybrid_replicas
+        text = f"fsdp: {count} shard group{'s' * (count != 1)}"
+        if replicas > 1:
+            text += f", {replicas} replicas, each sharded over {self.shards} ranks"
+        if not self.spec.fsdp_reshard_after_forward:
+            text += "; parameters stay gathered to the end"
+        return [text]
 
     def autocast(self) -> AbstractContextManager[object]:
         return nullcontext()  # the mixed precision policy casts parameters and inputs instead
@@ -128,9 +124,8 @@ def prefetch(groups: Sequence[ShardGroup], ahead: int) -> None:
     blocks = [g.modules[0] for g in reversed(groups) if not (g.root or g.exact)]
     modules: list[FSDPModule] = [m for m in blocks if isinstance(m, FSDPModule)]
     for i, module in enumerate(modules):
-        if ahead:
-            module.set_modules_to_forward_prefetch(modules[i + 1 : i + 1 + ahead])
-            module.set_modules_to_backward_prefetch(modules[max(0, i - ahead) : i][::-1])
+        module.set_modules_to_forward_prefetch(modules[i + 1 : i + 1 + ahead])
+        module.set_modules_to_backward_prefetch(modules[max(0, i - ahead) : i][::-1])
 
 
 def shard_groups(model: nn.Module, spec: RunSpec) -> list[ShardGroup]:
@@ -141,24 +136,20 @@ def shard_groups(model: nn.Module, spec: RunSpec) -> list[ShardGroup]:
     # Batch normalisation keeps fp32 in any precision: its statistics need it, and so must weights.
     # As in torch's first FSDP, which left these modules out of mixed precision. One group for all
     # of them: of each a group would be the smallest of messages.
-    norms: list[nn.Module] = [
-        m
-        for m in model.modules()
-        if spec.low_precision and isinstance(m, _BatchNorm) and parameters_of(m)
-    ]
-    blocks = [m for m in blocks_of(model, spec) if not any(m is norm for norm in norms)]
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and parameters_of(m)]
+    norms = norms if spec.low_precision else []
+    blocks = [m for m in blocks_of(model, spec) if m not in norms]
     if spec.fsdp_wrap is None:
         merged = _merged(blocks, spec.fsdp_group_mib * MIB)
         found = [ShardGroup(modules, kept=modules is merged[-1]) for modules in merged]
     else:
         found = [ShardGroup([module]) for module in blocks]
-    inner = [ShardGroup(norms, kept=True, exact=True)] if norms else []
-    groups, taken = [], set[int]()
+    inner = [ShardGroup([*norms], kept=True, exact=True)] if norms else []
+    groups, taken = [], set[nn.Parameter]()
     for group in (*inner, *reversed(found), ShardGroup([model], root=True)):
-        own = {id(p): p.numel() for m in group.modules for p in m.parameters()}
-        count = sum(n for key, n in own.items() if key not in taken)
-        groups.append(replace(group, parameters=count))
-        taken |= own.keys()
+        own = {p for m in group.modules for p in m.parameters()} - taken
+        groups.append(replace(group, parameters=sum(p.numel() for p in own)))
+        taken |= own
     return groups
 
 
@@ -168,16 +159,18 @@ def _merged(blocks: list[nn.Module], least: float) -> list[list[nn.Module]]:
     None where one group would have them all; 0: each block alone.
     """
 
-    def size(group: list[nn.Module]) -> int:
-        return _FP32 * sum(map(parameters_of, group))
+    def too_small(group: list[nn.Module]) -> bool:
+        return _FP32 * sum(map(parameters_of, group)) < least
 
     merged: list[list[nn.Module]] = []
     for block in blocks:
-        if not merged or size(merged[-1]) >= least:
-            merged.append([])
-        merged[-1].append(block)
-    if len(merged) > 1 and size(merged[-1]) < least:
-        merged[-2:] = [merged[-2] + merged[-1]]
+        if merged and too_small(merged[-1]):
+            merged[-1].append(block)
+        else:
+            merged.append([block])
+    if len(merged) > 1 and too_small(merged[-1]):
+        last = merged.pop()
+        merged[-1] += last
     return [] if least and len(merged) == 1 else merged
 
 

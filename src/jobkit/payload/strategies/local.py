@@ -37,21 +37,14 @@ class DP(Strategy):
 
     def __init__(self, spec: RunSpec, place: RankEnv, device: torch.device) -> None:
         super().__init__(spec, place, device)
-        # GPUs that the process drives; on a CPU it is one device as well
-        self.devices = torch.cuda.device_count() if device.type == "cuda" else 1
+        self.devices = torch.cuda.device_count() if device.type == "cuda" else 1  # a CPU is one
 
     def wrap(self, model: nn.Module) -> nn.Module:
         model = self.placed(model)
-        return nn.DataParallel(InPrecision(model, self)) if self.devices > 1 else model
-
-    def named_parameters(self) -> dict[str, nn.Parameter]:
-        return {self._bare(name): p for name, p in super().named_parameters().items()}
-
-    def named_buffers(self) -> dict[str, Tensor]:
-        return {self._bare(name): b for name, b in super().named_buffers().items()}
-
-    def _bare(self, name: str) -> str:
-        return name.removeprefix("inner.") if self.devices > 1 else name
+        if self.devices == 1:
+            return model
+        self.prefix = "module.inner."
+        return nn.DataParallel(InPrecision(model, self))
 
     def describe(self) -> list[str]:
         if self.devices > 1:

@@ -5,7 +5,7 @@ through one stage after the other. Both run on torch.distributed.pipelining; mor
 pipeline has make copies of it, whose gradients are averaged.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch.distributed.pipelining import (
 )
 
 from jobkit.payload.distributed import RankEnv
-from jobkit.payload.strategies.base import NO_LABEL, Strategy, at_least_fp32, make_mesh, refuse
+from jobkit.payload.strategies.base import NO_LABEL, Strategy, at_least_fp32, make_mesh
 from jobkit.payload.strategies.blocks import filled_up, kept_statistics
 from jobkit.payload.strategies.stages import Sendable, cut, owners, tensors_only
 from jobkit.spec.runspec import RunSpec
@@ -41,62 +41,53 @@ class Pipeline(Strategy):
         # One rank has nothing to interleave with.
         by_turns = self.microbatched and self.ranks > 1
         self.schedule = spec.pipeline_schedule if by_turns else "gpipe"
-        self.num_stages = self.ranks * (
-            STAGES_PER_RANK if self.schedule == "interleaved" else 1
-        )  # of stages
+        self.num_stages = self.ranks * (STAGES_PER_RANK if self.schedule == "interleaved" else 1)
         self.data_rank, self.stage_rank = divmod(place.rank, self.ranks)
         self.data_world_size = max(1, place.world_size // self.ranks)
         self.owns_loss = self.stage_rank == self.ranks - 1  # it has the logits
-        self.microbatches = self._microbatches()
+        # Of a forward pass: as said, or the fewest that keep every stage busy.
+        share = spec.steps_batch_size // (self.data_world_size * spec.accumulate)
+        fitting = (n for n in range(self.ranks, share + 1) if share % n == 0)
+        said = spec.microbatches if self.microbatched else 1
+        self.microbatches = said or next(fitting, self.ranks)
         self.group: dist.ProcessGroup | None = None  # the ranks of this pipeline
-        self.owners: dict[int, tuple[str, int]] = {}
+        self.owners: dict[str, int] = {}  # the stage of each parameter of the model, by its name
         self.names: list[str] = []  # of this rank's parameters, in order
         self.buffer_names: dict[str, str] = {}
         self.classes = 0
         self._weight = 1.0
         self._schedules: dict[tuple[int, bool], Schedule] = {}
 
-    def check(self) -> None:
-        super().check()
-        world = self.place.world_size
-        refuse(
-            world % self.ranks != 0,
-            f"--pipeline-stages {self.ranks}: {world} ranks do not make whole pipelines",
-        )
-        refuse(
-            self.spec.precision == "fp16",
-            f"--precision fp16, strategy {self.name}: each stage would scale its own loss; "
-            "take bf16, which needs no scale",
-        )
-        # 1F1B keeps every stage busy from the start, and so needs a microbatch for each.
-        least = self.ranks if self.schedule == "1f1b" else 1
-        refuse(
-            self.microbatches < least,
-            f"--microbatches {self.microbatches}: 1f1b needs one at least for each of {least} "
-            "stages",
-        )
-        parts = self.data_world_size * self.spec.accumulate * self.microbatches
-        refuse(
-            self.microbatched and self.spec.steps_batch_size % parts != 0,
-            f"--microbatches {self.microbatches} does not divide the global batch of "
-            f"{self.spec.steps_batch_size} (pipelines: {self.data_world_size}, "
-            f"--accumulate: {self.spec.accumulate})",
-        )
-
-    def _microbatches(self) -> int:
-        """Microbatches of a forward pass: as said, or the fewest that keep every stage busy."""
-        if not self.microbatched:
-            return 1
-        share = self.spec.steps_batch_size // (self.data_world_size * self.spec.accumulate)
-        fitting = (n for n in range(self.ranks, share + 1) if share % n == 0)
-        return self.spec.microbatches or next(fitting, self.ranks)
+    def refusals(self) -> Iterator[str]:
+        yield from super().refusals()
+        spec, world = self.spec, self.place.world_size
+        if world % self.ranks:
+            yield f"--pipeline-stages {self.ranks}: {world} ranks do not make whole pipelines"
+        if spec.precision == "fp16":
+            yield (
+                f"--precision fp16, strategy {self.name}: each stage would scale its own loss; "
+                "take bf16, which needs no scale"
+            )
+        if self.schedule == "1f1b" and self.microbatches < self.ranks:
+            # It keeps every stage busy from the start.
+            yield (
+                f"--microbatches {self.microbatches}: 1f1b needs one at least for each of "
+                f"{self.ranks} stages"
+            )
+        parts = self.data_world_size * spec.accumulate * self.microbatches
+        if self.microbatched and spec.steps_batch_size % parts:
+            yield (
+                f"--microbatches {self.microbatches} does not divide the global batch of "
+                f"{spec.steps_batch_size} (pipelines: {self.data_world_size}, "
+                f"--accumulate: {spec.accumulate})"
+            )
 
     def stages_of(self, model: nn.Module) -> list[nn.Module]:
         """The model as the stages that follow each other; UsageError where it cannot be cut."""
         names = self.spec.pipeline_split
         return cut(model, self.num_stages, [n.strip() for n in names.split(",")] if names else [])
 
-    def stages_here(self, rank: int) -> Sequence[int]:
+    def stages_here(self, rank: int) -> range:
         """The stages that a rank has."""
         return range(rank % self.ranks, self.num_stages, self.ranks)
 
@@ -105,29 +96,24 @@ class Pipeline(Strategy):
         self.owners = owners(model, stages)
         blank = torch.zeros(2, 3, 32, 32, dtype=next(model.parameters()).dtype)
         self.classes = tensors_only(stages, blank)[-1]
-        shape = (self.data_world_size, self.ranks)
-        mesh = make_mesh(self, shape, ("data", "stage"))
+        mesh = make_mesh(self, data=self.data_world_size, stage=self.ranks)
         self.data_group, self.group = mesh.get_group("data"), mesh.get_group("stage")
         modules_here = nn.ModuleList(Sendable(stages[i]) for i in self.stages_here(self.stage_rank))
         # Moving may replace a parameter in its module: names go by order, not by identity.
-        self.names = [self.owners[id(p)][0] for p in modules_here.parameters()]
-        of_buffer = {id(b): name for name, b in model.named_buffers()}
-        self.buffer_names = {n: of_buffer.get(id(b), n) for n, b in modules_here.named_buffers()}
+        name_of = {id(t): n for n, t in (*model.named_parameters(), *model.named_buffers())}
+        self.names = [name_of[id(p)] for p in modules_here.parameters()]
+        self.buffer_names = {n: name_of.get(id(b), n) for n, b in modules_here.named_buffers()}
         return self.placed(modules_here)
 
     def describe(self) -> list[str]:
-        copies = f", {self.data_world_size} pipelines" if self.data_world_size > 1 else ""
-        same = "; on one rank this is the same as single" if self.num_stages == 1 else ""
-        order = (
-            f"{self.schedule}, {self.microbatches} microbatches"
-            if self.name == "pp"
-            else "one by one"
-        )
-        lines = [
-            f"{self.name}: {self.num_stages} stages on {self.ranks} ranks{copies}, {order}{same}"
-        ]
+        by_turns = f"{self.schedule}, {self.microbatches} microbatches"
+        text = f"{self.name}: {self.num_stages} stages on {self.ranks} ranks"
+        if self.data_world_size > 1:
+            text += f", {self.data_world_size} pipelines"
+        text += f", {by_turns if self.microbatched else 'one by one'}"
+        lines = [text + "; on one rank this is the same as single" * (self.num_stages == 1)]
         for i in range(self.num_stages):
-            of = [name for name, stage in self.owners.values() if stage == i]
+            of = [name for name, stage in self.owners.items() if stage == i]
             modules = dict.fromkeys(name.rpartition(".")[0] or name for name in of)
             lines.append(f"  stage {i}, rank {i % self.ranks}: {', '.join(modules)}")
         return lines
@@ -138,9 +124,8 @@ class Pipeline(Strategy):
         labels = F.pad(labels, (0, len(images) - len(labels)), value=NO_LABEL)
         losses: list[Tensor] = []
         self._weight = weight
-        schedule = self._schedule(len(labels), training=True)
         with self.autocast(), statistics:
-            schedule.step(*self._first(images), target=labels, losses=losses)
+            self._step(images, training=True, target=labels, losses=losses)
         if last and self.data_world_size > 1:
             self._average_gradients()
         total = torch.zeros((), device=self.device, dtype=torch.float64)
@@ -148,9 +133,8 @@ class Pipeline(Strategy):
 
     def predict(self, images: Tensor) -> Tensor:
         count, images = len(images), filled_up(images, self.microbatches)
-        schedule = self._schedule(len(images), training=False)
         with torch.no_grad(), self.autocast():
-            logits = schedule.step(*self._first(images))
+            logits = self._step(images, training=False)
         if logits is None:
             return images.new_zeros(count, self.classes)
         return at_least_fp32(logits)[:count]
@@ -177,28 +161,29 @@ class Pipeline(Strategy):
         dist.all_gather_object(parts, super().whole(gradients), group=self.group)
         return {name: tensor for part in parts for name, tensor in part.items()}
 
-    def _first(self, images: Tensor) -> tuple[Tensor, ...]:
+    def _step(self, images: Tensor, training: bool, **more: Any) -> Tensor | None:
+        """Send images through the stages; return the logits on the last rank."""
+        key = len(images), training  # what the stages send has one shape in each schedule
+        if key not in self._schedules:
+            self._schedules[key] = self._make_schedule(training)
         # Contiguous, as torch 2.11 checks that all batches of a schedule have the same strides.
-        return (images.contiguous(),) if self.stage_rank == 0 else ()
+        first = (images.contiguous(),) if self.stage_rank == 0 else ()
+        logits: Tensor | None = self._schedules[key].step(*first, **more)
+        return logits
 
-    def _schedule(self, samples: int, training: bool) -> Schedule:
-        """The schedule for batches of a size: what the stages send has one shape in each."""
-        if (samples, training) not in self._schedules:
-            here = self.stages_here(self.stage_rank)
-            stages: list[PipelineStage] = [
-                PipelineStage(stage, i, self.num_stages, self.device, group=self.group)
-                for i, stage in zip(here, self.model.children(), strict=True)
-            ]
-            loss = (lambda *ends: self.loss(*ends) * self._weight) if training else None
-            how: dict[str, Any] = {"loss_fn": loss, "scale_grads": False}
-            if self.schedule == "interleaved":
-                made: Schedule = ScheduleInterleaved1F1B([*stages], self.microbatches, **how)
-            else:
-                # Without a loss there is nothing to go backward for, and the two are the same.
-                kind = Schedule1F1B if self.schedule == "1f1b" and training else ScheduleGPipe
-                made = kind(stages[0], self.microbatches, **how)
-            self._schedules[samples, training] = made
-        return self._schedules[samples, training]
+    def _make_schedule(self, training: bool) -> Schedule:
+        parts = zip(self.stages_here(self.stage_rank), self.model.children(), strict=True)
+        stages: list[Any] = [
+            PipelineStage(part, i, self.num_stages, self.device, group=self.group)
+            for i, part in parts
+        ]
+        loss = (lambda *ends: self.loss(*ends) * self._weight) if training else None
+        how: dict[str, Any] = {"loss_fn": loss, "scale_grads": False}
+        if self.schedule == "interleaved":
+            return ScheduleInterleaved1F1B(stages, self.microbatches, **how)
+        # Without a loss there is nothing to go backward for, and the two are the same.
+        kind = Schedule1F1B if self.schedule == "1f1b" and training else ScheduleGPipe
+        return kind(stages[0], self.microbatches, **how)
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self.model.parameters() if p.grad is not None]

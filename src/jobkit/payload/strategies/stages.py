@@ -5,7 +5,6 @@ are called whole. So what a stage does and gets is read off the model, not writt
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -35,23 +34,31 @@ def cut(model: nn.Module, count: int, names: Sequence[str] = ()) -> list[nn.Modu
     if count == 1:
         return [model]
     graph = _trace(model, names)
-    layers = [n for n in graph.graph.nodes if _is_layer(graph, n)]
+    layers = [node for node in graph.graph.nodes if _is_layer(graph, node)]
     if count > len(layers):
         raise UsageError(f"{count} pipeline stages are more than the model's {len(layers)} layers")
-    even = {layers[len(layers) * i // count] for i in range(1, count)}
-    begins = _begins_named(graph, names) if names else even
+    begins = [layers[len(layers) * i // count] for i in range(1, count)]
+    if names:
+        begins = _begins_named(graph, names)
     if len(begins) != count - 1:
         raise UsageError(
             f"--pipeline-split names {len(begins)} modules: {count} stages begin at {count - 1}"
         )
-    stage, of = 0, {}
+    stage, stage_of = 0, {}
     for node in graph.graph.nodes:
         stage += node in begins
-        of[node] = stage
-    for empty in set(range(count)) - {of[layer] for layer in layers}:
+        stage_of[node] = stage
+    for empty in set(range(count)) - {stage_of[layer] for layer in layers}:
         raise UsageError(f"the model cannot be cut so: stage {empty} would have no layer")
-    _check_reach(of)
-    whole = split_module(graph, model, lambda node: of[node])
+    # A stage receives from the one before it alone: nothing may skip one.
+    for node, stage in stage_of.items():
+        late = [s for user in node.users if (s := stage_of[user]) > stage + 1]
+        if late and node.op != "get_attr":
+            raise UsageError(
+                f"the model cannot be cut so: stage {late[0]} needs '{node.name}' of stage "
+                f"{stage}; choose other modules with --pipeline-split"
+            )
+    whole = split_module(graph, model, lambda node: stage_of[node])
     return [getattr(whole, f"submod_{i}") for i in range(count)]
 
 
@@ -64,9 +71,8 @@ def _trace(model: nn.Module, names: Sequence[str]) -> fx.GraphModule:
                 f"(it has: {', '.join(n for n, _ in model.named_children())}, ...)"
             )
     parents = {name.rsplit(".", i)[0] for name in names for i in range(1, name.count(".") + 1)}
-    tracer = _Tracer(parents)
     try:
-        return fx.GraphModule(model, tracer.trace(model))
+        return fx.GraphModule(model, _Tracer(parents).trace(model))
     except (fx.proxy.TraceError, TypeError, RuntimeError) as error:
         first = str(error).splitlines()[0]
         raise UsageError(
@@ -81,7 +87,7 @@ def _is_layer(graph: fx.GraphModule, node: fx.Node) -> bool:
     return any(p.requires_grad for p in graph.get_submodule(str(node.target)).parameters())
 
 
-def _begins_named(graph: fx.GraphModule, names: Sequence[str]) -> set[fx.Node]:
+def _begins_named(graph: fx.GraphModule, names: Sequence[str]) -> list[fx.Node]:
     """The first node that calls each of the modules, in the order of the names."""
     nodes = list(graph.graph.nodes)
     targets = [node.target for node in nodes]
@@ -91,35 +97,23 @@ def _begins_named(graph: fx.GraphModule, names: Sequence[str]) -> set[fx.Node]:
     places = [targets.index(name) for name in names]
     if places != sorted(set(places)):
         raise UsageError("--pipeline-split: the names must be in the order of the forward pass")
-    return {nodes[place] for place in places}
+    return [nodes[place] for place in places]
 
 
-def _check_reach(of: dict[fx.Node, int]) -> None:
-    """A stage receives from the one before it alone: nothing may skip one."""
-    for node, stage in of.items():
-        if node.op == "get_attr":
-            continue
-        late = [user for user in node.users if of[user] > stage + 1]
-        if late:
-            raise UsageError(
-                f"the model cannot be cut so: stage {of[late[0]]} needs '{node.name}' of stage "
-                f"{stage}; choose other modules with --pipeline-split"
-            )
-
-
-def owners(model: nn.Module, stages: Sequence[nn.Module]) -> dict[int, tuple[str, int]]:
-    """For each parameter, by id: its name in the model, and its stage.
+def owners(model: nn.Module, stages: Sequence[nn.Module]) -> dict[str, int]:
+    """The stage of each parameter, by its name in the model.
 
     Raises UsageError for one that two stages share or that none uses.
     """
-    found: dict[int, tuple[str, int]] = {}
+    held = [{id(p) for p in stage.parameters()} for stage in stages]
+    stage_of: dict[str, int] = {}
     for name, parameter in model.named_parameters():
-        users = [i for i, s in enumerate(stages) if any(parameter is p for p in s.parameters())]
+        users = [i for i, parameters in enumerate(held) if id(parameter) in parameters]
         if len(users) != 1:
             what = f"shared by stages {users}" if users else "used by no stage"
             raise UsageError(f"the model cannot be cut so: parameter '{name}' is {what}")
-        found[id(parameter)] = (name, users[0])
-    return found
+        stage_of[name] = users[0]
+    return stage_of
 
 
 def tensors_only(stages: Sequence[nn.Module], blank: torch.Tensor) -> torch.Size:
@@ -143,18 +137,6 @@ def tensors_only(stages: Sequence[nn.Module], blank: torch.Tensor) -> torch.Size
     return value.shape
 
 
-class _BackContiguous(torch.autograd.Function):
-    """Nothing going forward; a contiguous gradient going backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient.contiguous()
-
-
 class Sendable(nn.Module):
     """A stage that gives contiguous results and gradients, as only such tensors can be sent."""
 
@@ -164,7 +146,11 @@ class Sendable(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """What the stage gives, a tensor or several."""
-        out = self.stage(*(_BackContiguous.apply(x) for x in inputs))
+        views = [x.view_as(x) for x in inputs]
+        for view in views:
+            if view.requires_grad:
+                view.register_hook(Tensor.contiguous)
+        out = self.stage(*views)
         if isinstance(out, Tensor):
             return out.contiguous()
         return tuple(part.contiguous() for part in out)
