@@ -15,11 +15,6 @@ AMD_SMI = "GPU: 0\n    BDF: 0000:c1:00.0\n    UUID: x\n\nGPU: 1\n    BDF: 0000:c
 ROCM_SMI = (
     "==== ROCm ====\nGPU[0]\t\t: Device Name: MI250\nGPU[0]\t\t: Device ID: 0x740c\nGPU[1]\t: x\n"
 )
-
-
-ONE = {"CUDA_VISIBLE_DEVICES": "1"}
-BY_NAME = {"CUDA_VISIBLE_DEVICES": "GPU-b, GPU-a"}
-INVALID = {"CUDA_VISIBLE_DEVICES": "1,-1,0"}
 CUDA, HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 
 
@@ -27,10 +22,10 @@ def test_gpus_that_are_visible_and_those_that_can_be_lent(tmp_path, monkeypatch)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     for name, text, variables, count, lendable in (
         ("nvidia-smi", NVIDIA, {}, 2, (CUDA, ["0", "1"])),
-        ("nvidia-smi", NVIDIA, ONE, 1, (CUDA, ["1"])),
-        ("nvidia-smi", NVIDIA, BY_NAME, 2, (CUDA, ["GPU-b", "GPU-a"])),
+        ("nvidia-smi", NVIDIA, {CUDA: "1"}, 1, (CUDA, ["1"])),
+        ("nvidia-smi", NVIDIA, {CUDA: "GPU-b, GPU-a"}, 2, (CUDA, ["GPU-b", "GPU-a"])),
         ("nvidia-smi", NVIDIA, {CUDA: ""}, 0, ("", [])),
-        ("nvidia-smi", NVIDIA, INVALID, 1, (CUDA, ["1"])),
+        ("nvidia-smi", NVIDIA, {CUDA: "1,-1,0"}, 1, (CUDA, ["1"])),
         ("nvidia-smi", NVIDIA, {CUDA: "0,1,2,3"}, 2, None),
         ("nvidia-smi", MIG, {}, 1, None),
         ("nvidia-smi", MIG, {CUDA: "MIG-0,MIG-1"}, 1, None),

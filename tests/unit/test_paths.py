@@ -8,13 +8,9 @@ import pytest
 from jobkit import paths
 from jobkit.errors import UsageError
 
-HOSTILE = ["", ".", "..", "a/b", "/a", "a..b", "a\nb", "a b", "-rf", "$(x)", "a;b", "ä", "a\x00", 3]
-
 
 def test_a_hostile_name_is_refused_and_a_plain_one_taken() -> None:
-    for name in HOSTILE:
-        with pytest.raises(UsageError, match="run id"):
-            paths.check_name("run id", name)
+    for name in ("", ".", "..", "a/b", "/a", "a..b", "a\nb", "a b", "-rf", "$(x)", "ä", "a\x00", 3):
         with pytest.raises(UsageError, match="run id"):
             paths.StudyPaths(Path("logs")).run(name)  # type: ignore[arg-type]
     for name in ("a", "ddp-n1-g2-b512-fp32-r0-3f9c1a", "A.b_c-9", "x" * 100):
@@ -49,17 +45,15 @@ def test_attempts_are_found_by_folder_or_metrics(tmp_path: Path) -> None:
     assert run.attempt_numbers() == [0, 2, 10]
 
 
-def test_the_environment_says_where_logs_and_data_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_logs_and_data_lie(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("JOBKIT_LOGS", "/l")
     monkeypatch.setenv("JOBKIT_DATA_DIR", "/d")
     assert (paths.logs_root(), paths.data_root()) == (Path("/l"), Path("/d"))
     monkeypatch.delenv("JOBKIT_DATA_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", "/c")
     assert paths.data_root() == Path("/c/jobkit")
-
-
-def test_logs_are_in_the_checkout_or_the_current_folder(tmp_path, monkeypatch) -> None:
-    monkeypatch.delenv("JOBKIT_LOGS", raising=False)
+    # Else the logs are in the checkout, or in the current folder.
+    monkeypatch.delenv("JOBKIT_LOGS")
     monkeypatch.chdir(tmp_path)
     assert paths.logs_root() == tmp_path / "logs"
     for inside in (paths.REPOSITORY, paths.REPOSITORY / "docs"):

@@ -57,9 +57,8 @@ def test_numbers_keep_their_full_precision_and_what_is_not_finite_is_null(tmp_pa
 @pytest.mark.parametrize("size", [1, 60, 300])
 @pytest.mark.parametrize("name", ["node_list", "versions"])
 def test_a_long_record_is_whole_in_its_file_and_short_in_the_log(tmp_path, name, size) -> None:
-    value: Any = (
-        {f"{i}\u00e4": i / 3 for i in range(size)} if name == "versions" else "\u00e4" * 20 * size
-    )
+    table = {f"{i}\u00e4": i / 3 for i in range(size)}
+    value: Any = table if name == "versions" else "\u00e4" * 20 * size
     fields = {"spec": {"epochs": 3}, name: value, "world_size": 4}
     file, log = write(tmp_path, "run_start", **fields)
     (whole,) = read_file(io.BytesIO(file))
@@ -108,14 +107,7 @@ def test_a_full_disk_leaves_no_half_of_a_record(tmp_path: Path) -> None:
 
 # Records with a checksum.
 
-JUNK = [
-    b"epoch 3: fine\n",
-    b"\x00\xff\xfe",
-    b"\x1b[32m",
-    b"50%|#  |\r",
-    b"[MET",
-    b"METRIC] epoch=9\n",
-]
+JUNK = [b"epoch 3: fine\n", b"\x00\xff\xfe", b"\x1b[32m", b"50%|#  |\r", b"[MET", b"METRIC] a=9\n"]
 
 
 @given(st.lists(st.sampled_from(["whole", "torn", "foreign", "empty", *JUNK])), st.randoms())
@@ -123,9 +115,8 @@ def test_what_is_whole_is_found_and_nothing_is_made_up(kinds: list[Any], random:
     """A log as srun, tee, a crash or a disk leave it; and half of it in the metrics file."""
     log, whole, others, rejected = b"", list[dict[str, Any]](), list[dict[str, Any]](), 0
     for seq, kind in enumerate(kinds):
-        text = line(
-            seq, val_loss=random.random(), text=random.choice(["a\nb", "\ud800", f"{TAG} x=1"])
-        )
+        words = random.choice(["a\nb", "\ud800", f"{TAG} x=1"])
+        text = line(seq, val_loss=random.random(), text=words)
         if kind == "whole":
             whole.append(read(text)[0][0])
             log += text[: random.choice((-1, len(text)))]  # the next one may follow on its line
@@ -135,11 +126,8 @@ def test_what_is_whole_is_found_and_nothing_is_made_up(kinds: list[Any], random:
         elif isinstance(kind, bytes):
             log += kind
         else:
-            log += (
-                text[: random.randrange(len(TAG), len(text) - 2)]
-                if kind == "torn"
-                else TAG.encode()
-            )
+            end = random.randrange(len(TAG), len(text) - 2) if kind == "torn" else len(TAG)
+            log += text[:end]
             rejected += 1
     for data in (log + b"\n", b"3: " + log.replace(b"\n", b"\n3: ") + b"\n"):
         found, rejects = read(data)
@@ -169,9 +157,8 @@ def test_a_record_without_its_identity_is_rejected() -> None:
 
 def test_a_rejected_place_is_told_with_offset_length_and_reason() -> None:
     torn = line(0, val_loss=1.0)[:-9]
-    found, (one, two, three) = read(
-        b"hello\n" + torn + b"\n" + line(1) + torn + line(2) + b"[METRIC]"
-    )
+    log = b"hello\n" + torn + b"\n" + line(1) + torn + line(2) + b"[METRIC]"
+    found, (one, two, three) = read(log)
     assert [f["seq"] for f in found] == [1, 2]
     assert (one.offset, one.length, one.reason) == (6, len(torn) + 1, "truncated or not JSON")
     assert (two.offset, two.length) == (6 + len(torn) + 1 + len(line(1)), len(torn))
@@ -197,30 +184,26 @@ def test_of_a_repeated_record_the_first_one_counts(tmp_path: Path) -> None:
     assert found.lost == 1
 
 
-def memory_of(path: Path, read_stream: Any) -> tuple[list[Any], int]:
+def memory_of(read_all: Any) -> tuple[list[Any], int]:
     tracemalloc.start()
-    with path.open("rb") as stream:
-        found = list(read_stream(stream))
+    found = list(read_all())
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return found, peak
 
 
-def test_progress_bars_on_one_line_cost_little_memory_and_hide_no_record(tmp_path: Path) -> None:
+def test_bars_on_one_line_and_bare_tags_cost_little_memory_and_hide_no_record(tmp_path) -> None:
     """Pieces of such a line are read alone: a record stands around the end of each."""
-    log, bars = tmp_path / "log", b"\r 10%|x=1 [METRIC" * (1 << 19)
+    paths, bars = RunPaths(tmp_path), b"\r 10%|x=1 [METRIC" * (1 << 19)
     for at in (-30, -5, 0, 20):
         start = line(0)[:60] + bars
-        log.write_bytes(start[: (2 << 20) + at] + line(1)[:-1] + bars + b"\n" + line(2))
-        found, peak = memory_of(log, scan)
+        paths.log.write_bytes(start[: (2 << 20) + at] + line(1)[:-1] + bars + b"\n" + line(2))
+        with paths.log.open("rb") as stream:
+            found, peak = memory_of(lambda s=stream: scan(s))
         assert [f["seq"] for f in found if isinstance(f, dict)] == [1, 2]
         assert isinstance(found[0], Rejected) and len(found) == 3 and peak < 8 << 20
-
-
-def test_a_log_of_bare_tags_costs_little_memory(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path)
     paths.log.write_bytes(b"[METRIC]\n" * 10_000 + b"[METRIC]" * 10_000)
-    ((reject,), peak) = memory_of(paths.log, lambda _: read_run(paths, None).rejects)
+    ((reject,), peak) = memory_of(lambda: read_run(paths, None).rejects)
     assert (reject.count, reject.offset, reject.reason) == (20_000, 0, "nothing behind the tag")
     assert peak < 2 << 20
 
@@ -230,9 +213,7 @@ def test_a_log_of_bare_tags_costs_little_memory(tmp_path: Path) -> None:
 
 def test_a_whole_line_of_another_program_is_read() -> None:
     for text, expected in [
-        ("epoch=3 val_loss=0.5", {"epoch": 3, "val_loss": 0.5}),
-        ("epoch=3, val_loss=1.25;", {"epoch": 3, "val_loss": 1.25}),
-        ("epoch=3.0 val_loss=.5 lr=1e-3", {"epoch": 3, "val_loss": 0.5, "lr": 0.001}),
+        ("epoch=3.0, val_loss=.5; lr=1e-3", {"epoch": 3, "val_loss": 0.5, "lr": 0.001}),
         ("epoch=3 loss=nan x=-inf", {"epoch": 3, "loss": None, "x": None}),
         ('name="two words" n=1', {"name": "two words", "n": 1}),
         ("epoch=3 size=12GB at=12:30:01", {"epoch": 3, "size": "12GB", "at": "12:30:01"}),
@@ -250,10 +231,8 @@ def test_a_whole_line_of_another_program_is_read() -> None:
 def test_a_line_that_may_be_cut_or_mixed_is_rejected() -> None:
     for text, reason in [
         ("nothing here", "no key=value"),
-        ("epoch=3 val_loss=1.27 images", "not key=value alone"),
         ("epoch=3 images_per_s=225 srun: requeued", "not key=value alone"),
         ('epoch=3 name="two', "not key=value alone"),
-        ("epoch=3 x=225\x00\x00", "not key=value alone"),
         ("epoch=3 x=225\x1b[A50", "not key=value alone"),
         ("epoch=3 val_loss=1.", "lost its end"),
         ("epoch=3 val_loss=1e", "lost its end"),
@@ -264,8 +243,6 @@ def test_a_line_that_may_be_cut_or_mixed_is_rejected() -> None:
         ("epoch=3 images_per_s=225\r 10%|#   | 1/10", "truncated at the end"),
         ("epoch=3 x=\xff", "not key=value alone"),
         ("epoch=-1 x=123", "epoch '-1' is no whole number"),
-        ("epoch=2.5 x=123", "epoch '2.5' is no whole number"),
-        ('{"epoch": "three"}', "epoch 'three' is no whole number"),
         ('{"epoch": null}', "epoch 'None' is no whole number"),
         ('{"epoch": 3, "x": 22', "truncated or not JSON"),
         ('{"epoch": 5},"val_loss":0.5}', "inside of a truncated record"),
@@ -285,7 +262,6 @@ def test_two_lines_of_another_program_on_one() -> None:
     assert (found, first.reason) == ([{"epoch": 2, "a": 3}], "truncated at the end")
     for end in (b"epoch=3 a=2", b"epoch=3 val_lo"):  # the end of a log, and of a file
         assert [type(f) for f in read_file(io.BytesIO(end))] == [Rejected]
-        assert read(b"[METRIC] " + end)[0] == []
         assert read(b"[METRIC] " + end + line(0))[0] == [record(0)]
 
 
@@ -293,8 +269,7 @@ def test_an_epoch_with_a_checksum_wins_over_a_line_without(tmp_path: Path) -> No
     paths = RunPaths(tmp_path)
     foreign = b"[METRIC] epoch=1 val_loss=0.001\n[METRIC] epoch=7 val_loss=0.1\n"
     paths.log.write_bytes(line(0, epoch=0, val_loss=1.0) + line(1, epoch=1, val_loss=0.5) + foreign)
-    records = read_run(paths, "r")
-    assert [(e["epoch"], e["val_loss"]) for e in records.epochs] == [(0, 1.0), (1, 0.5)]
+    epochs = read_run(paths, "r").epochs
+    assert [(e["epoch"], e["val_loss"]) for e in epochs] == [(0, 1.0), (1, 0.5)]
     paths.log.write_text("[METRIC] epoch=0 a=1\n[METRIC] epoch=0 b=2\nend\n")
-    records = read_run(paths, None)
-    assert records.epochs == [{"epoch": 0, "a": 1, "b": 2}]
+    assert read_run(paths, None).epochs == [{"epoch": 0, "a": 1, "b": 2}]

@@ -22,20 +22,22 @@ def reason(*lines: str) -> str:
     return sign.reason if sign else ""
 
 
-CHAIN = "During handling of the above exception, another exception occurred:"
-
-
 def of_rank(rank: int, error: str, prefix: str = "[rank{}]: ") -> tuple[str, ...]:
     return tuple(prefix.format(rank) + text for text in (HEAD, "  File 'x'", error))
 
 
 def test_the_reason_that_lines_give() -> None:
+    chain = "During handling of the above exception, another exception occurred:"
+    echo = of_rank(0, "RuntimeError: Connection reset by peer")
+    cause = of_rank(1, "ValueError: boom")
     for lines, expected in [
         *[(of_rank(3, "ValueError: boom", prefix), "rank 3: ValueError: boom")
           for prefix in ("[rank{}]: ", "[rank{}] ", "{}: ")],
         ((f"[rank1]: {HEAD}", f"[rank0]: {HEAD}", "[rank0]:   File 'x'", "[rank1]:   File 'y'",
           "[rank1]: ValueError: one", "[rank0]: KeyError: 'zero'"), "rank 1: ValueError: one"),
-        ((HEAD, "  File 'x'", "KeyError: 'a'", "", CHAIN, "", HEAD, "  File", "ValueError: b"),
+        (echo, "rank 0: RuntimeError: Connection reset by peer"),
+        *[(lines, "rank 1: ValueError: boom") for lines in (echo + cause, cause + echo)],
+        ((HEAD, "  File 'x'", "KeyError: 'a'", "", chain, "", HEAD, "  File", "ValueError: b"),
          "ValueError: b"),
         ((f"\x1b[31m{HEAD}\x1b[0m\r", "  File 'x'\r", "\x1b[1mValueError: boom\x1b[0m\r"),
          "ValueError: boom"),
@@ -48,17 +50,17 @@ def test_the_reason_that_lines_give() -> None:
 
 
 EXITED = "srun: error: n1: task 0: Exited with exit code 1"
-JOB = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00"
 
 
 def test_the_status_that_a_line_gives() -> None:
+    job = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00"
     for line, status in (
         ("torch.OutOfMemoryError: CUDA out of memory. Tried", "oom"),
         ("slurmstepd: error: Detected 1 oom_kill event in StepId=1.0", "oom"),
-        (f"{JOB.replace('JOB', 'STEP')} DUE TO TIME LIMIT ***", "timeout"),
-        (f"{JOB} DUE TO PREEMPTION ***", "preempted"),
-        (f"{JOB} DUE TO NODE FAILURE, SEE SLURMCTLD LOG ***", "node_fail"),
-        (f"{JOB} ***", "cancelled"),
+        (f"{job.replace('JOB', 'STEP')} DUE TO TIME LIMIT ***", "timeout"),
+        (f"{job} DUE TO PREEMPTION ***", "preempted"),
+        (f"{job} DUE TO NODE FAILURE, SEE SLURMCTLD LOG ***", "node_fail"),
+        (f"{job} ***", "cancelled"),
         ("srun: error: n1: task 3: Segmentation fault", "failed"),
     ):
         sign = find_sign(tail(line, EXITED))
@@ -70,13 +72,6 @@ def test_what_srun_kills_after_a_task_has_failed_is_no_cause() -> None:
     killed = "srun: error: n2: task 1: Killed"
     assert "Timed out" in reason(*hang, EXITED, killed)
     assert "Killed" in reason(killed, *hang, EXITED)
-
-
-def test_an_echo_is_no_cause_wherever_it_stands() -> None:
-    echo = of_rank(0, "RuntimeError: Connection reset by peer")
-    cause = of_rank(1, "ValueError: boom")
-    assert reason(*echo, *cause) == reason(*cause, *echo) == "rank 1: ValueError: boom"
-    assert "reset by peer" in reason(*echo)
 
 
 def test_a_fault_that_training_survived_was_no_end() -> None:

@@ -10,6 +10,7 @@ import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ class Story:
         self.done = 0
         self.alive: set[int] = set()
         self.slurm = ""
-        self.run: FakeRun | None = None
+        self.run: Any = None  # a FakeRun
 
     def begin(self, step: int) -> None:
         shutil.rmtree(self.paths.folder, ignore_errors=True)
@@ -50,8 +51,6 @@ class Story:
             self.done += 1
         for path in self.paths.folder.rglob("*"):
             os.utime(path, (1e9, 1e9))  # an age must not hide a wrong order
-
-    # The steps.
 
     def job(self, kind: dict[str, object], attempt: int = 0, **more: object) -> None:
         job = {"v": 1, "pid": RUNNER, "pid_start": 7, "started": 5.0, "ended": None}
@@ -71,10 +70,6 @@ class Story:
         self.run.print(f"[jobkit] start: attempt {number}")
         self.run.flush().begin().train(0).flush()
 
-    def last_record(self) -> None:
-        assert self.run
-        self.run.writer.write("run_end", status="ok", reason="", total_time_s=3.0)
-
     def has(self, what: str, status: str, reason: str, code: int) -> None:
         getattr(self.run, what)(status, reason, code)
 
@@ -89,7 +84,7 @@ def begun_again(story: Story) -> None:
         lambda: story.attempt(0),
         lambda: story.has("end", "failed", "rank 0: ValueError: x", 1),
         lambda: story.attempt(1),
-        story.last_record,
+        lambda: story.run.writer.write("run_end", status="ok", reason="", total_time_s=3.0),
         lambda: story.has("outcome", "ok", "", 0),
         story.child_is_gone,
         lambda: story.job(LOCAL, ended=9.0, exit_code=0),

@@ -10,15 +10,12 @@ from jobkit.outcome.state import RunState, join, merged
 from jobkit.paths import RunPaths, write_json
 
 
-def test_squeue_rows() -> None:
+def test_rows_of_which_the_last_start_counts() -> None:
     text = "17_0|RUNNING|0:12|n1|None\n17_[2-3,5%2]|PENDING|0:00||JobArrayTaskLimit\n\nodd\n"
     found = read_squeue(text)
     assert sorted(found) == ["17_0", "17_2", "17_3", "17_5"]
     assert found["17_0"].status == "running" and found["17_0"].reason == ""
     assert found["17_5"].reason == "JobArrayTaskLimit" and found["17_5"].job_id == "17_5"
-
-
-def test_sacct_rows_of_which_the_last_start_counts() -> None:
     text = (
         "9|REQUEUED|0:0|00:00:05|n1|\n"
         "9|CANCELLED by 1000|0:0|00:01:00|n[2-3]|70\n"
@@ -47,11 +44,6 @@ def test_elements_that_never_started_share_a_row(monkeypatch: pytest.MonkeyPatch
     assert found.pop("41").state == slurm_jobs.GONE
     told = {i: job.status for i, job in found.items() if job.state != slurm_jobs.GONE}
     assert told == {"37_0": "cancelled", "37_1": "cancelled"}
-
-
-def test_no_slurm_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nonexistent")
-    assert slurm_jobs.ask(["1"]) == {}
 
 
 def test_who_has_the_last_word() -> None:
@@ -86,32 +78,24 @@ def test_what_proves_another_status_is_not_kept_as_evidence() -> None:
     assert (same.status, same.evidence) == ("preempted", "SIGTERM after 3")
 
 
-def test_an_array_is_asked_after_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[list[str]] = []
-
-    def output(command: list[str]) -> str:
-        asked.append(command)
-        return "17_[0-1199]|PENDING|0:00||Priority\n" if command[0] == "squeue" else ""
-
-    monkeypatch.setattr(slurm_jobs, "output", output)
-    found = slurm_jobs.ask([f"17_{i}" for i in range(1201)])
-    assert [command[0] for command in asked] == ["squeue", "sacct"]
-    assert found["17_1199"].state == "PENDING"
-    assert found["17_1200"].state == slurm_jobs.GONE
-
-
-def test_one_command_line_names_so_many_jobs_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_array_is_asked_after_once_and_one_command_line_names_so_many_jobs_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[int] = []
 
     def output(command: list[str]) -> str:
         ids = command[command.index("-j") + 1].split(",")
         asked.append(len(ids))
-        return "".join(f"{i}|RUNNING|0:01|n1|None\n" for i in ids) * (command[0] == "squeue")
+        rows = ("17_[0-1199]" if i == "17" else i for i in ids)
+        return "".join(f"{i}|RUNNING|0:01|n1|None\n" for i in rows) * (command[0] == "squeue")
 
     monkeypatch.setattr(slurm_jobs, "output", output)
-    found = slurm_jobs.ask([str(i) for i in range(1200)])
+    states = {i: job.state for i, job in slurm_jobs.ask(f"17_{i}" for i in range(1201)).items()}
+    assert states.pop("17_1200") == slurm_jobs.GONE
+    assert {*states.values()} == {"RUNNING"} and asked == [1, 1]
+    asked.clear()
+    assert len(slurm_jobs.ask(str(i) for i in range(100, 1300))) == 1200
     assert asked == [500, 500, 500, 500, 200, 200]
-    assert {job.state for job in found.values()} == {"RUNNING"} and len(found) == 1200
 
 
 def started(folder: Path, **more: str | None) -> RunPaths:
@@ -121,20 +105,17 @@ def started(folder: Path, **more: str | None) -> RunPaths:
     return paths
 
 
-@pytest.mark.parametrize(
-    ("noted", "here", "status"),
-    [
+def test_a_job_is_asked_after_on_its_own_cluster(tmp_path: Path) -> None:
+    cancelled = Job(job_id="17", state="CANCELLED")
+    for number, (noted, here, status) in enumerate((
         ("alps", "alps", "cancelled"),
         ("alps", "eiger", "running"),  # which has another job 17
         ("alps", None, "running"),  # it may be another one's
         (None, "eiger", "cancelled"),
-    ],
-)
-def test_a_job_is_asked_after_on_its_own_cluster(tmp_path, noted, here, status) -> None:
-    paths = started(tmp_path, cluster=noted)
-    said = {"17": Job(job_id="17", state="CANCELLED")}
-    states, _ = join({"r": paths}, (), lambda ids: {i: said[i] for i in ids}, here=lambda: here)
-    assert states["r"].status == status
+    )):  # fmt: skip
+        runs = {"r": started(tmp_path / str(number), cluster=noted)}
+        states, _ = join(runs, (), lambda ids: dict.fromkeys(ids, cancelled), here=lambda h=here: h)
+        assert states["r"].status == status
 
 
 def test_slurms_answer_for_an_earlier_start_does_not_count(tmp_path: Path) -> None:
@@ -149,9 +130,9 @@ def test_slurms_answer_for_an_earlier_start_does_not_count(tmp_path: Path) -> No
     assert states["r"].status == "running" and jobs == {}
 
 
-def test_the_name_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_of_the_cluster_and_no_slurm_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert slurm_jobs.ask(["1"]) == {} and slurm_jobs.cluster() is None
     shown = "CliFilterPlugins        = (null)\nClusterName             = alps\nCommunicationP = x\n"
     monkeypatch.setattr(slurm_jobs, "output", lambda _: shown)
     assert slurm_jobs.cluster() == "alps"
-    monkeypatch.setattr(slurm_jobs, "output", lambda _: None)
-    assert slurm_jobs.cluster() is None

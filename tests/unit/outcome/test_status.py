@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from jobkit.outcome.logs import Tail
-from jobkit.outcome.state import Ending, Facts, RunState, judge, run_state
+from jobkit.outcome.state import Ending, Facts, judge, run_state
 from jobkit.paths import RunPaths
 from jobkit.processes import is_alive, pid_namespace, process_start
 from jobkit.spec.runspec import RunSpec
@@ -52,17 +52,6 @@ def old(paths: RunPaths) -> None:
         os.utime(file, (time.time() - 3600,) * 2)
 
 
-def ended(run: FakeRun, exit_code: int, *lines: str) -> RunState:
-    """The state of a run that printed these lines and left no word of its end."""
-    for line in lines:
-        run.print(line)
-    run.flush()
-    process = subprocess.Popen(["true"])
-    process.wait()
-    write_job(run.paths, job_of(process, ended=time.time(), exit_code=exit_code))
-    return run_state(run.paths)
-
-
 def test_a_run_is_ok_by_its_own_word_only(run: FakeRun) -> None:
     run.begin().train(0, 1, 2).end()
     assert run_state(run.paths).status == "ok"
@@ -74,20 +63,12 @@ def test_a_run_is_ok_by_its_own_word_only(run: FakeRun) -> None:
     assert run_state(run.paths).status != "ok"
 
 
-def test_a_failure_is_told_with_its_line(run: FakeRun) -> None:
-    run.begin().train(0).end("failed", "rank 1: ValueError: boom", 1)
-    state = run_state(run.paths)
-    assert (state.status, state.exit_code, state.attempts) == ("failed", 1, 1)
-    assert state.reason == "rank 1: ValueError: boom"
-    assert state.evidence_file == "r/attempts/0/outcome.json"
-
-
-JOB = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00"
-
-
 def test_the_evidence_is_a_line_of_its_file(run: FakeRun) -> None:
     lines = ("Traceback (most recent call last):", "  File 'x'", "MemoryError: x", "later words")
-    state = ended(run.begin().train(0), 1, *lines)
+    run.begin().train(0).print("\n".join(lines))
+    run.flush()
+    write_job(run.paths, {"pid": 1, "ended": 9.0, "exit_code": 1})
+    state = run_state(run.paths)
     assert (state.status, state.evidence) == ("oom", lines[2])
     file, _, number = state.evidence_file.rpartition(":")
     text = (run.paths.folder.parent / file).read_text()
@@ -132,23 +113,19 @@ def test_a_pid_that_was_given_out_again_is_another_process(sleeper) -> None:
     assert is_alive({"launcher": "slurm", "pid": None}) is None
 
 
-def test_a_run_in_a_container_that_was_restarted_is_not_running_forever(run, sleeper) -> None:
-    run.begin().train(0).flush()
-    write_job(run.paths, job_of(sleeper, pid_ns="pid:[1]"))
-    assert run_state(run.paths).status == "running"  # its files have just changed
-    old(run.paths)
-    assert run_state(run.paths).status == "failed"
-
-
-def test_who_tells_of_the_end_of_a_run_sh_on_another_host(run: FakeRun) -> None:
-    """Slurm does, or nobody: then a run is at work while its files are new."""
+def test_where_nobody_tells_of_its_end_a_run_is_at_work_while_its_files_are_new(
+    run, sleeper
+) -> None:
     run.begin().train(0).flush()
     job = {"launcher": "run.sh", "job_id": None, "pid": 1, "host": "elsewhere"}
-    write_job(run.paths, job)
-    assert run_state(run.paths).reason.startswith("its files changed")
-    assert run_state(run.paths).status == "running"
-    old(run.paths)
-    assert run_state(run.paths).status == "failed"
+    in_container = job_of(sleeper, pid_ns="pid:[1]")  # which may have been restarted
+    for record in (in_container, job):
+        write_job(run.paths, record)
+        run.paths.log.touch()
+        state = run_state(run.paths)
+        assert state.status == "running" and state.reason.startswith("its files changed")
+        old(run.paths)
+        assert run_state(run.paths).status == "failed"
     write_job(run.paths, {**job, "job_id": "17", "cluster": "alps"})
     old(run.paths)
     state = run_state(run.paths)
@@ -157,7 +134,11 @@ def test_who_tells_of_the_end_of_a_run_sh_on_another_host(run: FakeRun) -> None:
 
 
 def test_the_newest_attempt_decides(run: FakeRun, sleeper: subprocess.Popen[bytes]) -> None:
-    run.begin().train(0).end("failed", "rank 0: ValueError: first", 1)
+    run.begin().train(0).end("failed", "rank 1: ValueError: first", 1)
+    state = run_state(run.paths)
+    assert (state.status, state.exit_code, state.attempts) == ("failed", 1, 1)
+    assert state.reason == "rank 1: ValueError: first"
+    assert state.evidence_file == "r/attempts/0/outcome.json"
     write_job(run.paths, job_of(sleeper, first_attempt=1))
     assert run_state(run.paths).status == "running"  # started again, nothing left behind yet
     second = FakeRun(run.paths.folder.parent, "r", SPEC, attempt=1).begin()
@@ -170,11 +151,12 @@ def test_the_newest_attempt_decides(run: FakeRun, sleeper: subprocess.Popen[byte
 def test_who_stopped_a_run_that_saved_and_ended_is_slurms_to_say() -> None:
     own = "SIGTERM after iteration 4"
     end = Ending(status="preempted", reason=own, exit_code=75)
-    for line, status in (
-        (f"{JOB} DUE TO TIME LIMIT ***", "timeout"),
-        (f"{JOB} ***", "cancelled"),
-        (f"{JOB} DUE TO JOB REQUEUE ***", "preempted"),
+    for why, status in (
+        (" DUE TO TIME LIMIT", "timeout"),
+        ("", "cancelled"),
+        (" DUE TO JOB REQUEUE", "preempted"),
     ):
+        line = f"slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00{why} ***"
         state = judge(Facts(run_id="r", attempt=0, ending=end, tails=(Tail("log", [(1, line)]),)))
         shown = own if status == "preempted" else line
         assert (state.status, state.evidence) == (status, shown)

@@ -1,4 +1,4 @@
-"""Studies of a command: the runs that they plan, plan.json, and what is refused."""
+"""Studies of a command: the runs that they plan, plan.json, placeholders, and what is refused."""
 
 import json
 from collections import Counter
@@ -15,10 +15,9 @@ from jobkit.spec.command import CommandSpec, fill, program_name, resolve, resolv
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.study import Plan, Study, read_spec
 
-COMMAND = ("python", "train.py", "--batch={batch}", "--accumulate={accumulate}")
 NANO: dict[str, Any] = {
     "name": "nanogpt",
-    "command": COMMAND,
+    "command": ("python", "train.py", "--batch={batch}", "--accumulate={accumulate}"),
     "gpus": (1, 2, "2x4"),
     "parameters": {"batch": 12, "accumulate": "{40 // ranks}"},
     "sweep": {"batch": (6, 12)},
@@ -38,8 +37,7 @@ def test_a_run_for_each_size_and_value_with_its_placeholders_replaced() -> None:
     assert found[8].command == ("python", "train.py", "--batch=6", "--accumulate=5")
     assert (found[8].nodes, found[8].ranks_per_node) == (2, 4)
     assert found[8].parameters == {"batch": 6, "accumulate": 5}
-    assert {s.work_per_step for s in found.values()} == {6 * 40 * 1024}
-    assert {s.scaling for s in found.values()} == {"strong"}
+    assert {(s.work_per_step, s.scaling) for s in found.values()} == {(6 * 40 * 1024, "strong")}
     # What follows from the size makes no series of its own.
     assert len({json.dumps(s.comparable()) for s in found.values()}) == 1
     assert all(run_id.startswith("train-n") for run_id in runs)
@@ -47,12 +45,9 @@ def test_a_run_for_each_size_and_value_with_its_placeholders_replaced() -> None:
 
 def test_the_words_for_run_sh() -> None:
     (spec,) = nano(gpus=(2,), sweep={}, auto=False).expand().runs.values()
-    words = spec.arguments()
-    assert words[words.index("--") + 1 :] == list(spec.command)
-    options = words[: words.index("--")]
-    assert options[options.index("--unit") + 1] == "tokens"
-    assert options[options.index("--work-per-step") + 1] == "491520"
-    assert "--no-auto" in options
+    options = "--launcher srun --stop-signal USR2 --warmup-steps 5 --why 5 --unit tokens"
+    words = [*options.split(), "--work-per-step", "491520", "--no-auto", "--", *spec.command]
+    assert spec.arguments() == words
 
 
 def test_a_plan_comes_back_whole(tmp_path: Path) -> None:
@@ -67,11 +62,7 @@ def test_a_plan_comes_back_whole(tmp_path: Path) -> None:
     assert not {"strategies", "settings"} & kept.keys()
     assert Study(**kept).expand().runs == plan.runs
     assert not {"command", "launcher", "work"} & Study(name="x").to_dict().keys()
-
-
-def test_both_kinds_are_told_apart_by_the_command() -> None:
-    (command,) = nano(gpus=(1,), sweep={}).expand().runs.values()
-    assert read_spec(json.loads(json.dumps(command.to_dict()))) == command
+    # The kinds are told apart by the command.
     assert read_spec(RunSpec(epochs=3).to_dict()) == RunSpec(epochs=3)
     with pytest.raises(UsageError, match="did you mean 'command'"):
         read_spec({"commandd": ["x"], "command": ["x"]})
@@ -80,10 +71,9 @@ def test_both_kinds_are_told_apart_by_the_command() -> None:
 def test_the_identity_of_a_run_is_what_it_does() -> None:
     one = CommandSpec(command=("python", "train.py"))
     assert one.run_id == replace(one, unit="images", warmup_steps=9, pattern="nanogpt").run_id
-    others = [replace(one, command=("python", "train.py", "x")), replace(one, repeat=1)]
-    others += [replace(one, nodes=2), replace(one, launcher="torchrun"), replace(one, auto=False)]
-    others += [replace(one, parameters={"a": 1})]
-    assert len({s.run_id for s in [one, *others]}) == 7
+    changes: list[dict[str, Any]] = [{"command": ("python", "train.py", "x")}, {"repeat": 1}]
+    changes += [{"nodes": 2}, {"launcher": "torchrun"}, {"auto": False}, {"parameters": {"a": 1}}]
+    assert len({one.run_id, *(replace(one, **change).run_id for change in changes)}) == 7
     hostile = {"a": "../../etc", "b": "$(rm)", "c": "é" * 90}
     run_id = replace(one, parameters=hostile).run_id
     assert "/" not in run_id and ".." not in run_id and len(run_id) < 100
@@ -102,38 +92,34 @@ def test_the_name_of_a_program() -> None:
     assert Study.of_command(["python", "single.py"]).name == "single-study"
 
 
-BAD = [
-    ({"parameters": {"batch": 12, "accumulate": "{40 / ranks}"}, "gpus": (3,)}, "40 / 3 is not a"),
-    ({"parameters": {"batch": 12}}, "unknown name 'accumulate'"),
-    ({"parameters": {"ranks": 2}}, "this name is the size's"),
-    ({"parameters": {"a-b": 2}}, "letters, digits and _"),
-    ({"parameters": {"a": [1]}}, "must be a number, a string"),
-    ({"work": {"unit": "tokens", "per_step": 1, "scaling": "weak"}}, "in proportion to the ranks"),
-    ({"work": {"per_step": 1}}, "needs its unit: --unit images, or unit ="),
-    ({"work": {"unit": "t", "per_step": "{ranks - 9}"}}, "must be a number above 0"),
-    ({"work": {"unit": "t", "per_step": 10**400}}, "must be a number above 0"),
-    ({"work": {"units": "t"}}, "did you mean 'unit'"),
-    ({"work": {"scaling": "week"}}, "did you mean 'weak'"),
-    ({"work": {"unit": 3}}, "unit = 3"),
-    ({"launcher": "mpirun"}, "unknown launcher 'mpirun'"),
-    ({"settings": {"epochs": 3}}, "--epochs is a setting of jobkit's own training"),
-    ({"strategies": ("pp",)}, "not of a command"),
-    ({"pattern": "nanogpt"}, "not both"),
-    ({"command": ("python", "a\0b")}, "control character"),
-    ({"command": ("python", "{nods}"), "parameters": {}, "sweep": {}}, "did you mean 'nodes'"),
-    ({"sweep": {"batch": (1, "1")}}, "has '1' twice"),
-    ({"sweep": {"bach": (6, 12)}}, "no {bach} in the command; did you mean 'batch'"),
-]
-
-
 def test_a_parameter_named_as_a_column_of_another_meaning_has_a_column_of_its_own() -> None:
     spec = CommandSpec(command=("x",), parameters={"status": 7, "n_layer": 3})
     assert _parameters(spec) == {"parameter_status": 7, "n_layer": 3}
-    assert not {"status", "n_layer"} & spec.columns().keys()
 
 
 def test_what_cannot_be_planned_is_said() -> None:
-    for changes, said in BAD:
+    changes: dict[str, Any]
+    for changes, said in [
+        ({"parameters": {"batch": 1, "accumulate": "{40 / ranks}"}, "gpus": (3,)}, "40 / 3 is not"),
+        ({"parameters": {"batch": 12}}, "unknown name 'accumulate'"),
+        ({"parameters": {"ranks": 2}}, "this name is the size's"),
+        ({"parameters": {"a-b": 2}}, "letters, digits and _"),
+        ({"parameters": {"a": [1]}}, "must be a number, a string"),
+        ({"work": {"unit": "t", "per_step": 1, "scaling": "weak"}}, "in proportion to the ranks"),
+        ({"work": {"per_step": 1}}, "needs its unit: --unit images, or unit ="),
+        ({"work": {"unit": "t", "per_step": "{ranks - 9}"}}, "must be a number above 0"),
+        ({"work": {"unit": "t", "per_step": 10**400}}, "must be a number above 0"),
+        ({"work": {"units": "t"}}, "did you mean 'unit'"),
+        ({"work": {"scaling": "week"}}, "did you mean 'weak'"),
+        ({"work": {"unit": 3}}, "unit = 3"),
+        ({"launcher": "mpirun"}, "unknown launcher 'mpirun'"),
+        ({"settings": {"epochs": 3}}, "--epochs is a setting of jobkit's own training"),
+        ({"strategies": ("pp",)}, "not of a command"),
+        ({"pattern": "nanogpt"}, "not both"),
+        ({"command": ("python", "a\0b")}, "control character"),
+        ({"command": ("python", "{nods}"), "parameters": {}, "sweep": {}}, "did you mean 'nodes'"),
+        ({"sweep": {"batch": (1, "1")}}, "has '1' twice"),
+    ]:
         with pytest.raises(UsageError) as raised:
             nano(**changes).expand()
         assert said in str(raised.value)
@@ -145,35 +131,32 @@ def test_what_cannot_be_planned_is_said() -> None:
 
 
 def test_the_scaling_is_seen_where_it_is_not_said() -> None:
-    weak = nano(work={"unit": "tokens", "per_step": "{batch * ranks}"}).expand().runs.values()
-    assert {s.scaling for s in weak} == {"weak"}
-    none = nano(work={"unit": "tokens"}).expand().runs.values()
-    assert {s.scaling for s in none} == {None}
+    for work, seen in (({"per_step": "{batch * ranks}"}, "weak"), ({}, None)):
+        runs = nano(work={"unit": "tokens", **work}).expand().runs.values()
+        assert {s.scaling for s in runs} == {seen}
     # What is said of the work replaces that part only.
     changed = nano().changed(work={"per_step": 512})
     assert changed.work == {"unit": "tokens", "per_step": 512, "scaling": "strong"}
 
 
-def _planned(folder: Path, *words: str, **changes: Any) -> Plan:
-    """What is planned after another call of the same study, with this command."""
-    command = ("python", "fit.py", *words)
-    plan = Study(**{"name": "fit", "gpus": (1, 2), "repeats": 2, "command": command, **changes})
+def labels(folder: Path, *words: str, **changes: Any) -> Counter[str]:
+    """The series after another call of the same study, with this command."""
+    plan = Study(
+        name="fit", gpus=(1, 2), repeats=2, command=("python", "fit.py", *words), **changes
+    )
     made = replace(plan.expand(), folder=folder)
     made.save()
-    return Plan.read(made.paths.plan)
+    return Counter(series_labels(Plan.read(made.paths.plan).runs).values())
 
 
 def test_a_study_of_another_command_of_the_same_name_is_another_series(tmp_path: Path) -> None:
-    _planned(tmp_path, "--batch", "4")
-    found = series_labels(_planned(tmp_path, "--batch", "64").runs)
-    assert Counter(found.values()) == {"fit, --batch 4": 4, "fit, --batch 64": 4}
+    assert labels(tmp_path, "--batch", "4") == {"fit": 4}
+    assert labels(tmp_path, "--batch", "64") == {"fit, --batch 4": 4, "fit, --batch 64": 4}
     # What placeholders and parameters make of a command at each size is one series.
     words, other = ("--batch", "{512 // ranks}", "{b}"), tmp_path / "other"
-    _planned(other, *words, parameters={"b": "{ranks * 2}"})
-    found = series_labels(_planned(other, *words, parameters={"b": "{ranks * 2}"}).runs)
-    assert set(found.values()) == {"fit"}
-    found = series_labels(_planned(other, *words, parameters={"b": "{ranks * 3}"}).runs)
-    assert set(found.values()) == {"fit, b={ranks * 2}", "fit, b={ranks * 3}"}
+    assert labels(other, *words, parameters={"b": "{ranks * 2}"}) == {"fit": 4}
+    two = {"fit, b={ranks * 2}", "fit, b={ranks * 3}"}
+    assert labels(other, *words, parameters={"b": "{ranks * 3}"}).keys() == two
 
 
 # Placeholders: arithmetic of whole numbers over names, and nothing else.
@@ -183,20 +166,23 @@ NAMES = {"ranks": 8, "nodes": 2, "batch": 12, "lr": 0.1, "tag": "a b", "on": Tru
 
 def test_what_is_replaced() -> None:
     for text, filled in (
-        ("--batch={batch}", "--batch=12"),
-        ("{ batch }", "12"),
+        ("--batch={ batch }", "--batch=12"),
         ("{40 // ranks}x{ranks-1}", "5x7"),
         ("{96 / ranks}", "12"),
         ("{(ranks + 2) * -3 % 7}", "5"),
         ("{lr} {tag} {on}", "0.1 a b True"),
         ('{{"a": {batch}}}', '{"a": 12}'),
         ("$HOME\n'é'", "$HOME\n'é'"),
-        ("", ""),
     ):
         assert fill(text, NAMES) == filled
+    # A text that is one placeholder keeps its type.
+    for value, resolved in (("{batch * 2}", 24), ("{on}", True), ("{batch} ", "12 "), (1.5, 1.5)):
+        assert resolve(value, NAMES) == resolved
 
 
 def test_what_is_refused_in_one_line() -> None:
+    no_arithmetic = ["{2 ** 9}", "{1.5}", "{__import__('os').system('touch hacked')}", '{"a": 1}']
+    no_arithmetic += ["{ranks.__class__}", "{}", "{" + "1+" * 500 + "1}"]
     for text, said in [
         ("{rank}", "unknown name 'rank'; did you mean 'ranks'?"),
         ("{x}", "unknown name 'x' (known: ranks, nodes"),
@@ -204,16 +190,9 @@ def test_what_is_refused_in_one_line() -> None:
         ("{1 // (ranks - 8)}", "divides by zero"),
         ("{lr * 2}", "lr is 0.1, and arithmetic is of whole numbers"),
         ("{on + 1}", "on is True"),
-        ("{tag * 2}", "tag is 'a b'"),
-        ("{2 ** 9}", "not arithmetic of"),
-        ("{1.5}", "not arithmetic of"),
-        ("{__import__('os').system('touch hacked')}", "not arithmetic of"),
-        ("{ranks.__class__}", "not arithmetic of"),
-        ("{}", "not arithmetic of"),
-        ("{" + "1+" * 500 + "1}", "not arithmetic of"),
-        ('{"a": 1}', "not arithmetic of"),
         ("{{ranks}", "a single '}': write }} for a brace"),
         ("a{", "a single '{': write {{ for a brace"),
+        *[(text, "not arithmetic of") for text in no_arithmetic],
     ]:
         with pytest.raises(UsageError) as raised:
             fill(text, NAMES)
@@ -221,17 +200,12 @@ def test_what_is_refused_in_one_line() -> None:
         assert len(str(raised.value)) < 500
 
 
-def test_a_text_that_is_one_placeholder_keeps_its_type() -> None:
-    assert resolve("{batch * 2}", NAMES) == 24
-    assert resolve("{on}", NAMES) is True
-    assert resolve("{batch} ", NAMES) == "12 "
-    assert resolve(1.5, NAMES) == 1.5
-
-
 def test_parameters_may_name_each_other() -> None:
     given = {"a": "{b * 2}", "b": "{48 / ranks}", "c": "x{a}"}
     assert resolve_all(given, NAMES) == {"a": 12, "b": 6, "c": "x12"}
-    with pytest.raises(UsageError, match="parameters a, b: each needs"):
-        resolve_all({"a": "{b}", "b": "{a}"}, NAMES)
-    with pytest.raises(UsageError, match=r"parameter a: .*unknown name 'z'"):
-        resolve_all({"a": "{z}"}, NAMES)
+    for given, said in (
+        ({"a": "{b}", "b": "{a}"}, "parameters a, b: each needs"),
+        ({"a": "{z}"}, r"parameter a: .*unknown name 'z'"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            resolve_all(given, NAMES)

@@ -1,4 +1,4 @@
-"""Studies and plans: the file, the grid, its order, and what is refused."""
+"""Studies and plans: the file, the grid, its order, the words of --sweep, and what is refused."""
 
 from pathlib import Path
 from typing import Any
@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from jobkit.errors import UsageError
+from jobkit.launch import cli
+from jobkit.spec.options import with_words
 from jobkit.spec.study import Plan, Study
 
 
@@ -14,9 +16,12 @@ def load(folder: Path, text: str, **changes: Any) -> Study:
     return Study.load(folder / "my.toml", **changes)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def points(study: Study, *names: str) -> list[tuple[Any, ...]]:
+    return sorted(tuple(getattr(s, n) for n in names) for s in study.expand().runs.values())
+
+
+def test_a_study_that_cannot_be_used_says_why(tmp_path: Path) -> None:
+    for text, message in [
         ("name = ", "my.toml: not valid TOML: "),
         ("gpu = [1]", "my.toml: unknown key 'gpu'; did you mean 'gpus'?"),
         ("epochs = 3", "'epochs' is a setting of the training: write it under [settings]"),
@@ -33,12 +38,10 @@ def load(folder: Path, text: str, **changes: Any) -> Study:
         ("gpus = ['2x']", "gpus '2x': must be"),
         ("gpus = [6]\ngpus_per_node = 4", "gpus 6: does not fill nodes of 4"),
         ("strategies = ['single']\ngpus = [2]", "the study has no run"),
-    ],
-)
-def test_a_study_that_cannot_be_used_says_why(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        load(tmp_path, text).expand()
-    assert message in str(caught.value)
+    ]:
+        with pytest.raises(UsageError) as caught:
+            load(tmp_path, text).expand()
+        assert message in str(caught.value)
 
 
 def test_sizes_are_ranks_or_nodes_by_ranks() -> None:
@@ -48,20 +51,23 @@ def test_sizes_are_ranks_or_nodes_by_ranks() -> None:
 
 
 def test_single_is_planned_at_one_rank_only_and_that_is_said() -> None:
-    plan = Study(name="s", strategies=("single", "ddp"), gpus=(1, 2)).expand()
-    found = sorted((s.strategy, s.world_size) for s in plan.runs.values())
-    assert found == [("ddp", 1), ("ddp", 2), ("single", 1)]
-    assert plan.notes == ("single runs at 1 rank only: not planned at 2",)
+    study = Study(name="s", strategies=("single", "ddp"), gpus=(1, 2))
+    assert points(study, "strategy", "world_size") == [("ddp", 1), ("ddp", 2), ("single", 1)]
+    assert study.expand().notes == ("single runs at 1 rank only: not planned at 2",)
 
 
 def test_a_sweep_makes_a_run_for_each_value_and_repeat() -> None:
-    sweep = {"precision": ("fp32", "bf16"), "lr": (0.1, 0.2)}
-    plan = Study(name="s", strategies=("ddp",), gpus=(1,), repeats=2, sweep=sweep).expand()
-    points = sorted((s.precision, s.lr, s.repeat) for s in plan.runs.values())
-    assert points == [(p, x, r) for p in ("bf16", "fp32") for x in (0.1, 0.2) for r in (0, 1)]
-    assert all(run_id == spec.run_id for run_id, spec in plan.runs.items())
+    sweep: dict[str, Any] = {"precision": ("fp32", "bf16"), "lr": (0.1, 0.2)}
+    study = Study(name="s", strategies=("ddp",), gpus=(1,), repeats=2, sweep=sweep)
+    expected = [(p, lr, r) for p in ("bf16", "fp32") for lr in (0.1, 0.2) for r in (0, 1)]
+    assert points(study, "precision", "lr", "repeat") == expected
     twice = Study(name="s", strategies=("ddp", "ddp"), gpus=(2, "2", "1x2")).expand()
-    assert len(twice.runs) == 1 and not twice.paths.folder.exists()
+    assert [s.run_id for s in twice.runs.values()] == [*twice.runs] and len(twice.runs) == 1
+    # One of a strategy makes no runs of another.
+    sweep = {"ddp_comm_hook": ("none", "bf16"), "fsdp_hybrid_replicas": (1, 2)}
+    study = Study(name="s", strategies=("ddp", "fsdp"), gpus=(4,), sweep=sweep)
+    expected = [("ddp", "bf16", 1), ("ddp", "none", 1), ("fsdp", "none", 1), ("fsdp", "none", 2)]
+    assert points(study, "strategy", "ddp_comm_hook", "fsdp_hybrid_replicas") == expected
 
 
 def test_the_order_is_shuffled_by_the_seed_and_stable() -> None:
@@ -69,21 +75,7 @@ def test_the_order_is_shuffled_by_the_seed_and_stable() -> None:
     order = list(study.expand().runs)
     assert order == list(study.expand().runs)
     other = list(study.changed(seed=1).expand().runs)
-    assert other != order
-    assert sorted(other) == sorted(order) != order
-
-
-def test_a_sweep_of_one_strategy_makes_no_runs_of_another() -> None:
-    sweep = {"ddp_comm_hook": ("none", "bf16"), "fsdp_hybrid_replicas": (1, 2)}
-    plan = Study(name="s", strategies=("ddp", "fsdp"), gpus=(4,), sweep=sweep).expand()
-    found = {(r.strategy, r.ddp_comm_hook, r.fsdp_hybrid_replicas) for r in plan.runs.values()}
-    assert len(plan.runs) == 4
-    assert found == {
-        ("ddp", "none", 1),
-        ("ddp", "bf16", 1),
-        ("fsdp", "none", 1),
-        ("fsdp", "none", 2),
-    }
+    assert other != order and sorted(other) == sorted(order) != order
 
 
 def test_overrides_replace_fields_settings_and_sweeps(tmp_path: Path) -> None:
@@ -94,7 +86,6 @@ def test_overrides_replace_fields_settings_and_sweeps(tmp_path: Path) -> None:
     # One batch size replaces the other kind, in a sweep too.
     study = load(tmp_path, "[sweep]\nglobal_batch_size = [64, 128]", batch_size_per_rank=16)
     assert (study.sweep, study.settings) == ({}, {"batch_size_per_rank": 16})
-    assert {s.scaling for s in study.expand().runs.values()} == {"weak"}
 
 
 def test_a_plan_is_saved_and_read_again() -> None:
@@ -116,3 +107,65 @@ def test_what_is_not_a_plan_is_refused(tmp_path: Path) -> None:
         path.write_text(content)
         with pytest.raises(UsageError, match="is not a plan"):
             Plan.read(path)
+
+
+# The words of --sweep.
+
+TRAINING = Study(
+    name="t", strategies=("ddp",), gpus=(1,), settings={"batch_size_per_rank": 8, "lr": 0.1},
+    sweep={"width": (1, 2)},
+)  # fmt: skip
+COMMAND = Study(
+    name="c", command=("python", "train.py", "--b={batch}", "--a={steps}"), gpus=(1,),
+    parameters={"batch": 3, "steps": "{40 // ranks}"}, sweep={"batch": (6, 12)},
+)  # fmt: skip
+
+
+def test_settings_get_their_type_and_are_added_to_the_sweep_of_the_file() -> None:
+    words = ["lr=0.1,1", "augment=true,false", "global-batch-size=64,128"]
+    made = with_words(TRAINING, words)
+    added = {"lr": (0.1, 1.0), "augment": (True, False), "global_batch_size": (64, 128)}
+    assert made.sweep == {"width": (1, 2), **added}
+    assert made.settings == {}  # swept settings, and the batch size of the other kind
+    assert len(made.expand().runs) == 16
+    assert with_words(TRAINING, ["width=3"]).sweep == {"width": (3,)}
+    assert with_words(TRAINING, []) == TRAINING
+
+
+def test_parameters_are_numbers_texts_or_formulas_as_in_a_file() -> None:
+    made = with_words(COMMAND, ["steps={8 * ranks},1e-3,true,a b,-2", "batch=7"])
+    assert made.sweep == {"batch": (7,), "steps": ("{8 * ranks}", 1e-3, True, "a b", -2)}
+    words = {s.command[2:] for s in made.expand().runs.values()}
+    assert words == {("--b=7", f"--a={a}") for a in ("8", "0.001", "True", "a b", "-2")}
+
+
+def test_words_that_are_refused() -> None:
+    for study, words, said in [
+        (TRAINING, ["lr"], "--sweep 'lr': must be NAME=V1,V2"),
+        (TRAINING, ["lr=0.1,,1"], "--sweep lr=0.1,,1: has an empty value"),
+        (TRAINING, ["batch-size-per-rank=1", "batch_size_per_rank=2"], "given twice"),
+        (TRAINING, ["precison=fp32"], "did you mean 'precision'"),
+        (TRAINING, ["width=1,two"], "width = 'two': must be a whole number"),
+        (TRAINING, ["augment=yes"], "must be true or false"),
+        (TRAINING, ["repeat=1,2"], "use strategies, gpus, repeats"),
+        (COMMAND, ["bach=1"], "no {bach} in the command; did you mean 'batch'"),
+    ]:
+        with pytest.raises(UsageError) as caught:
+            with_words(study, words).expand()
+        assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("command", [(), ("--", "python", "-c0", "{precision}", "{batch}")])
+def test_one_sweep_takes_several_words(command, capsys) -> None:
+    """What follows the words, an option or -- and a command, is still what it was."""
+    strategies = [] if command else ["--strategies", "ddp"]
+    swept = ["precision=fp32,bf16", f"{'batch' if command else 'batch_size_per_rank'}=64,128"]
+    options = ["--gpus", "1", "--repeats", "1", "--site", "local", "--dry-run"]
+    assert cli.main([*strategies, *options, "--sweep", *swept, *command]) == 0
+    assert "# 4 of 4 runs" in capsys.readouterr().out
+
+
+def test_a_setting_given_twice_is_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--lr", "1", "--sweep", "lr=1,2", "--site", "local", "--dry-run"]) == 2
+    error = capsys.readouterr().err
+    assert "lr: give --lr or --sweep, not both" in error and error.count("\n") == 1

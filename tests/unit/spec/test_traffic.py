@@ -4,7 +4,6 @@ import pytest
 
 from jobkit.errors import UsageError
 from jobkit.spec.traffic import Link, Links, Message, Scope, message_s, scope_of, seconds
-from jobkit.units import bus_factor
 
 FAST, SLOW = Link(1e-6, 1e-9), Link(10e-6, 4e-9)
 LINKS = Links(FAST, SLOW)
@@ -24,19 +23,14 @@ def test_a_pass_around_the_ring() -> None:
             found = message_s(Message(operation, 1e6, scope), LINKS)
             assert found == pytest.approx(passes * expected)
 
-
-def test_a_message_between_two_ranks_takes_all_of_its_bytes() -> None:
-    found = [message_s(Message("sendrecv", 1e6, Scope(2, nodes)), LINKS) for nodes in (1, 2)]
-    assert found == pytest.approx([1e-6 + 1e-3, 10e-6 + 4e-3])
+    for operation in ("sendrecv", "broadcast"):  # each link carries all of the bytes
+        found = [message_s(Message(operation, 1e6, Scope(2, nodes)), LINKS) for nodes in (1, 2)]
+        assert found == pytest.approx([1e-6 + 1e-3, 10e-6 + 4e-3])
 
 
 def test_messages_add_up_with_their_latencies() -> None:
-    sent = [Message("all_reduce", 1e6, Scope(4), 3), Message("all_gather", 2e6, Scope(4))]
-    expected = 3 * message_s(sent[0], LINKS) + message_s(sent[1], LINKS)
-    assert seconds(sent, LINKS) == pytest.approx(expected)
-    # The same bytes in more messages take as many latencies more.
-    many = seconds([Message("all_gather", 2e6 / 8, Scope(4), 8)], LINKS)
-    assert many - message_s(sent[1], LINKS) == pytest.approx(7 * 3e-6)
+    one, eight = Message("all_gather", 2e6, Scope(4)), Message("all_gather", 2e6 / 8, Scope(4), 8)
+    assert seconds([one, eight], LINKS) == pytest.approx(2 * message_s(one, LINKS) + 7 * 3e-6)
 
 
 def test_groups_that_use_a_nodes_network_at_once_share_it() -> None:
@@ -67,8 +61,3 @@ def test_a_link_that_is_not_known_is_asked_for() -> None:
     ):
         with pytest.raises(UsageError, match=text):
             message_s(Message("all_gather", 1.0, scope), links)
-
-
-def test_bus_factors_are_those_of_nccl_tests() -> None:
-    factors = [bus_factor(name, 4) for name in ("all_reduce", "all_gather", "broadcast")]
-    assert factors == [1.5, 0.75, 1.0]
