@@ -146,7 +146,7 @@ def test_measuring_leaves_no_trace_in_the_training(
 def test_one_rank_alone_has_no_communication(forge: Start, own: Path) -> None:
     done = run(forge, own, 1, "--strategy", "ddp")
     found = causes(done)
-    assert found["profiled_steps"] >= 3 and found["communication_s"] < 0.01
+    assert found["ranks"] == 1 and found["communication_s"] < 0.01
     assert (done.paths.folder / "traces" / "why.rank0.json.gz").exists()
 
 

@@ -176,7 +176,7 @@ def test_foreign_lines_become_epochs_and_keep_their_own_names() -> None:
         "0: [METRIC] epoch=0 val_loss=1.5 my_score=7\n"
         "0: [METRIC] epoch=0 val_accuracy=0.25\n"
         "[METRIC] epoch=1 rank=0 val_loss=0.5\n[METRIC] epoch=1 rank=1 val_loss=9\n"
-        "[METRIC] hello=1\n"
+        "[METRIC] hello=1\n[METRIC] kind=window step=3 steps=2 wall_s=1\n"
         '[METRIC] {"epoch": 2, "val_loss": "low", "lr": true, "iterations": 2.5}\n'
     )
     epochs = collect("mine").epochs

@@ -25,7 +25,7 @@ def samples(rank: int = 0, seconds: int = 11, watt: float = 100, **more: Any) ->
     """Samples of a rank, one per second from t = 1000, of a node that uses so many watts."""
     source = {"energy_source": "pm_counters (node)", "alone": True, "host": f"n{rank}"}
     return [
-        {"attempt": 0, "rank": rank, "t": 1000.0 + s, "at_s": float(s), "kind": "sample"}
+        {"v": 1, "attempt": 0, "rank": rank, "t": 1000.0 + s, "at_s": float(s), "kind": "sample"}
         | {"energy_node_j": watt * s, "cpu_busy": None if s == 0 else s / 10, **source, **more}
         for s in range(seconds)
     ]
@@ -35,7 +35,7 @@ def windows() -> tuple[list[Any], Observed]:
     """A warm-up until t = 1002.5, then windows until 1004.5 and 1008.5, of 40 images in all."""
     ends = ((5, 1002.5, True), (10, 1004.5, False), (15, 1008.5, False))
     found = [
-        {"kind": "window", "attempt": 0, "rank": 0, "step": step, "t": t, "warmup": warm}
+        {"v": 1, "kind": "window", "attempt": 0, "rank": 0, "step": step, "t": t, "warmup": warm}
         for step, t, warm in ends
     ]
     steps = [Observation(step=s, steps=5, time_s=1.0, work=20.0, warmup=w) for s, _, w in ends]

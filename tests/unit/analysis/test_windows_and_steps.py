@@ -72,7 +72,7 @@ def test_the_slowest_rank_counts_and_the_work_of_all_is_added_up(tmp_path: Path)
     assert (row["step_time_s"], row["data_wait_share"]) == (0.2, 0.25)
     assert (row["step_p50_s"], row["steps_timed"]) == (0.2, 10)
     assert [r["warmup"] for r in step_rows(found)] == [True, False]
-    assert records.lost == 0 and records.rejects == []
+    assert (records.lost, records.problems) == (0, [])
 
 
 def test_ranks_that_end_their_windows_at_different_steps_share_what_lies_between(
@@ -102,7 +102,7 @@ def test_windows_of_all_attempts_count_and_those_of_another_run_do_not(tmp_path:
     attempts = [([window(10, s)], [window(10, s), *others]) for s in (1.0, 3.0)]
     found, records = observed(tmp_path, *attempts)
     assert found and [(o.attempt, o.time_s) for o in found.steps] == [(0, 1.0), (1, 3.0)]
-    assert [r.reason for r in records.rejects] == ["of another run: other"] * 2
+    assert [p.split("first: ")[1] for p in records.problems] == ["of another run: other"] * 2
 
 
 @pytest.mark.parametrize("bad", [{"step": "10"}, {"wall_s": -1.0}, {"wall_s": "fast"}])

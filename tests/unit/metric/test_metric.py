@@ -76,7 +76,7 @@ def test_a_long_record_is_whole_in_its_file_and_short_in_the_log(tmp_path, name,
     paths = RunPaths(tmp_path)
     paths.log.write_text(log)
     found = read_run(paths, "r")
-    assert (found.records, found.rejects, found.lost) == ([whole], [], 0)
+    assert (found.records, found.problems, found.lost) == ([whole], [], 0)
 
 
 @pytest.mark.parametrize("text", ["a\nb", f"{TAG} epoch=8", "\x00\x1b[m", '","crc":"0"}', "\ud800"])
@@ -203,8 +203,8 @@ def test_bars_on_one_line_and_bare_tags_cost_little_memory_and_hide_no_record(tm
         assert [f["seq"] for f in found if isinstance(f, dict)] == [1, 2]
         assert isinstance(found[0], Rejected) and len(found) == 3 and peak < 8 << 20
     paths.log.write_bytes(b"[METRIC]\n" * 10_000 + b"[METRIC]" * 10_000)
-    ((reject,), peak) = memory_of(lambda: read_run(paths, None).rejects)
-    assert (reject.count, reject.offset, reject.reason) == (20_000, 0, "nothing behind the tag")
+    ((problem,), peak) = memory_of(lambda: read_run(paths, None).problems)
+    assert "20000 [METRIC] lines rejected, the first at byte 0: nothing behind the tag" in problem
     assert peak < 2 << 20
 
 

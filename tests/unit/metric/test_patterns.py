@@ -235,7 +235,7 @@ def test_foreign_lines_after_a_restart_are_of_the_next_attempt(tmp_path: Path) -
     long = '[METRIC] {"step":21,"step_time_s":1' + "0" * 400 + "}\n"
     start = "[jobkit] start: attempt {} of x\n"
     log.write_text(start.format(0) + one + start.format(1) + two + long)
-    observed = observed_metrics(read_log(log).foreign, 1, {})
+    observed = observed_metrics(read_log(log).records, 1, {})
     assert observed and [o.attempt for o in observed.steps] == [0] * 3 + [1] * 20
 
 

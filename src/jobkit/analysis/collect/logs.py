@@ -116,7 +116,7 @@ def _judged(
     What its newest attempt recorded of its own end counts before what else the log has.
     """
     if records.unreadable:
-        return {"status": "failed", "reason": records.rejects[0].reason}
+        return {"status": "failed", "reason": records.unreadable}
     end = records.last("run_end")
     recorded = end.get("status") if end.get("attempt") == records.newest else None
     tail = of_newest(read_tail(path, within=_ANYWHERE), records.newest)

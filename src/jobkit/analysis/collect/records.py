@@ -6,15 +6,14 @@ record in both counts once. Gaps in the sequence numbers are counted as lost rec
 
 import math
 import re
-from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 
 import orjson
 
 from jobkit.analysis.collect.lines import ATTEMPT, with_numbers
+from jobkit.analysis.tables.text import counted
 from jobkit.files import closed, file_names, is_regular
 from jobkit.metric import reader
 from jobkit.metric.kinds import Record
@@ -22,20 +21,9 @@ from jobkit.metric.reader import Rejected
 from jobkit.outcome.logs import open_log
 from jobkit.paths import RunPaths
 
-UNREADABLE = "cannot be read: "  # begins the reason of such a file
 # ATTEMPT.jsonl of rank 0; ATTEMPT.rRANK.jsonl, .s and .w: windows, samples and causes of any rank.
 _NAME = re.compile(r"([0-9]{1,9})(?:\.[rsw]([0-9]{1,9}))?\.jsonl")
 _START = re.compile(ATTEMPT.pattern.encode())
-
-
-@dataclass(frozen=True)
-class Reject:
-    """The rejected [METRIC] lines of a file: how many, where the first is, and why."""
-
-    file: str
-    count: int
-    offset: int | None  # bytes, of the first; None: not of one place
-    reason: str  # of the first
 
 
 @dataclass
@@ -43,29 +31,20 @@ class RunRecords:
     """The records of one run, and what was rejected or lost."""
 
     records: list[Record] = field(default_factory=list)  # by attempt and order
-    rejects: list[Reject] = field(default_factory=list)
-    lost: int = 0
     of_ranks: list[Record] = field(default_factory=list)  # windows, samples and causes of ranks
+    rejected: int = 0  # [METRIC] lines without a record of this run
+    lost: int = 0
+    problems: list[str] = field(default_factory=list)  # of each file that has some, a sentence
+    unreadable: str = ""  # why a file with records could not be read
 
     def of(self, kind: str) -> list[Record]:
         """The records of a kind, oldest first."""
-        return self._by_kind.get(kind, [])
+        return [record for record in self.records if record.get("kind") == kind]
 
     def of_all_ranks(self, kind: str) -> list[Record]:
-        """The same, and those that ranks recorded in files of their own."""
-        return [*self.of(kind), *(r for r in self.of_ranks if r["kind"] == kind)]
-
-    @property
-    def unreadable(self) -> bool:
-        """Whether a file with records could not be read at all."""
-        return any(r.reason.startswith(UNREADABLE) for r in self.rejects)
-
-    @cached_property
-    def _by_kind(self) -> dict[str, list[Record]]:
-        by_kind: dict[str, list[Record]] = defaultdict(list)
-        for record in self.records:
-            by_kind[str(record.get("kind"))].append(record)
-        return by_kind
+        """Windows, samples or causes of rank 0, and those that ranks recorded in their files."""
+        both = (*self.records, *self.of_ranks)
+        return [r for r in both if r.get("kind") == kind and "v" in r]
 
     def last(self, kind: str) -> Record:
         """The newest record of a kind; empty where there is none."""
@@ -75,11 +54,6 @@ class RunRecords:
     def newest(self) -> int | None:
         """The newest attempt."""
         return max((r["attempt"] for r in self.records if "v" in r), default=None)
-
-    @property
-    def foreign(self) -> list[Record]:
-        """The key=value lines, which have no checksum."""
-        return [r for r in self.records if "v" not in r]
 
     @cached_property
     def epochs(self) -> list[Record]:
@@ -134,38 +108,33 @@ def read_run(paths: RunPaths, run_id: str | None) -> RunRecords:
 
     run_id None takes the records of any run: the folder has no spec.json.
     """
-    study = paths.folder.parent
+    study, found = paths.folder.parent, RunRecords()
     records: list[Record] = []
-    of_ranks: list[Record] = []
-    rejects: list[Reject] = []
     seen: set[bytes] = set()  # the log has copies of these: nothing is decoded twice
     named = [match for name in file_names(paths.metrics_folder) if (match := _NAME.fullmatch(name))]
     named.sort(key=lambda match: (int(match[1]), int(match[2] or 0)))
     files = [(paths.metrics_folder / match[0], match[2]) for match in named]
     files = [(path, rank) for path, rank in (*files, (paths.log, None)) if is_regular(path)]
     if all(path == paths.log for path, _ in files) and (why := closed(paths.metrics_folder)):
-        name = str(paths.metrics_folder.relative_to(study))
-        rejects.append(Reject(name, 1, None, f"{UNREADABLE}{why}"))
+        _cannot_read(found, str(paths.metrics_folder.relative_to(study)), why)
     for path, rank in files:
-        of_file, reject = _read(path, run_id, study, seen if rank is None else None)
+        name = str(path.relative_to(study))
+        of_file = _read(found, path, name, run_id, study, seen if rank is None else None)
         if rank is None:
             records += of_file
         else:
-            of_ranks += reader.unique([r for r in of_file if "v" in r])
-        rejects += [reject] if reject else []
-    return _whole(records, rejects, of_ranks)
+            found.of_ranks += reader.unique([r for r in of_file if "v" in r])
+    return _whole(found, records)
 
 
 def read_log(path: Path) -> RunRecords:
     """Read all records of a log that lies anywhere; of several runs those of the first."""
-    path = path.absolute()
-    records, reject = _read(path, None, Path("/"), None)  # the user named it
-    rejects = [replace(reject, file=path.name)] if reject else []
+    found = RunRecords()
+    records = _read(found, path, path.name, None, Path("/"), None)  # the user named it
     end = _end_of_first(records)
     if later := len(records) - end:
-        why = "of a second run in this log: the first one is read"
-        rejects.append(Reject(path.name, later, None, why))
-    return _whole(records[:end], rejects, [])
+        _reject(found, path.name, later, ": of a second run in this log: the first one is read")
+    return _whole(found, records[:end])
 
 
 def _end_of_first(records: list[Record]) -> int:
@@ -195,45 +164,55 @@ def _end_of_first(records: list[Record]) -> int:
 
 
 def _read(
-    path: Path, run_id: str | None, folder: Path, seen: set[bytes] | None
-) -> tuple[list[Record], Reject | None]:
-    """The records of one file, and its rejected lines: of thousands of them, the first alone."""
+    found: RunRecords,
+    path: Path,
+    name: str,
+    run_id: str | None,
+    within: Path,
+    seen: set[bytes] | None,
+) -> list[Record]:
+    """The records of one file. Its rejected lines are counted in found: the first alone is told."""
+    scan = partial(reader.scan, start=_START)
     records: list[Record] = []
-    first: Rejected | None = None
-    count = 0
-    for item in _items(path, folder, seen):
-        if isinstance(item, Rejected):
-            reject = item
-        elif "v" in item and run_id not in (None, item["run_id"]):
-            reject = Rejected(-1, 0, f"of another run: {item['run_id']}")
-        else:
-            records.append(item if "v" in item else with_numbers(item))
-            continue
-        count += 1
-        # What is behind the place that cannot be read may be all that counts.
-        first = reject if reject.reason.startswith(UNREADABLE) else first or reject
-    if first is None:
-        return records, None
-    offset = first.offset if first.offset >= 0 else None
-    return records, Reject(str(path.relative_to(folder)), count, offset, first.reason)
-
-
-def _items(path: Path, study: Path, seen: set[bytes] | None) -> Iterator[Record | Rejected]:
-    """The records and the rejected lines of a file; one more of these where it cannot be read."""
+    count, first = 0, ""
     try:
-        with open_log(path, study) as stream:
-            if path.suffix == ".jsonl":
-                yield from reader.read_file(stream, seen=seen, loads=orjson.loads)
-            else:
-                yield from reader.scan(stream, seen=seen, loads=orjson.loads, start=_START)
+        with open_log(path, within) as stream:
+            read = reader.read_file if path.suffix == ".jsonl" else scan
+            for item in read(stream, seen=seen, loads=orjson.loads):
+                if isinstance(item, Rejected):
+                    why = f" at byte {item.offset}: {item.reason}"
+                elif "v" in item and run_id not in (None, item["run_id"]):
+                    why = f": of another run: {item['run_id']}"
+                else:
+                    records.append(item if "v" in item else with_numbers(item))
+                    continue
+                count += 1
+                first = first or why
     except OSError as error:
-        yield Rejected(-1, 0, f"{UNREADABLE}{error.strerror or error}")
+        _cannot_read(found, name, error.strerror or str(error), count + 1)
+        return records
+    if count:
+        _reject(found, name, count, first)
+    return records
 
 
-def _whole(records: list[Record], rejects: list[Reject], of_ranks: list[Record]) -> RunRecords:
-    """The records of a run in order, each once, and how many are missing in each attempt."""
+def _reject(found: RunRecords, name: str, count: int, first: str) -> None:
+    found.rejected += count
+    lines = counted(count, "[METRIC] line")
+    found.problems.append(f"{name}: {lines} rejected, the first{first}")
+
+
+def _cannot_read(found: RunRecords, name: str, why: str, count: int = 1) -> None:
+    # What is behind the place that cannot be read may be all that counts.
+    found.rejected += count
+    found.unreadable = f"cannot be read: {why}"
+    found.problems.append(f"{name} {found.unreadable}")
+
+
+def _whole(found: RunRecords, records: list[Record]) -> RunRecords:
+    """The run with its records in order, each once, and how many are missing in each attempt."""
     recorded = reader.unique([r for r in records if "v" in r])
     last = {record["attempt"]: record["seq"] for record in recorded}
-    lost = sum(last.values()) + len(last) - len(recorded)
-    foreign = [r for r in records if "v" not in r]
-    return RunRecords(recorded + foreign, rejects, lost, of_ranks)
+    found.lost = sum(last.values()) + len(last) - len(recorded)
+    found.records = recorded + [r for r in records if "v" not in r]
+    return found

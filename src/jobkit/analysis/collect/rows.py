@@ -21,7 +21,7 @@ from jobkit.analysis.collect.lines import (
     observed_metrics,
     observes,
 )
-from jobkit.analysis.collect.records import UNREADABLE, RunRecords, epoch_of
+from jobkit.analysis.collect.records import RunRecords, epoch_of
 from jobkit.analysis.collect.samples import sample_rows
 from jobkit.analysis.collect.steps import (
     PERCENTILES,
@@ -32,7 +32,7 @@ from jobkit.analysis.collect.steps import (
     rate_row,
     step_rows,
 )
-from jobkit.analysis.collect.why import breakdown, not_profiled
+from jobkit.analysis.collect.why import breakdown
 from jobkit.analysis.tables.columns import RESULTS
 from jobkit.analysis.tables.frames import Row
 from jobkit.analysis.tables.text import counted
@@ -51,8 +51,12 @@ _OF_STEPS = ("step_time_s", "steps_timed", *PERCENTILES)
 _RESULT_NAMES = frozenset(c.name for c in RESULTS)
 _OTHERWISE = {"threads", "work_source"}  # not what it says, and of the steps' source alone
 _OF_RUN_START = tuple(k for k in KINDS["run_start"] if k in _RESULT_NAMES - _OTHERWISE)
-_VERSIONS = ("torch", "python", "cuda", "hip", "nccl", "cudnn", "driver")
-_OF_GPUS = ("cudnn_benchmark", "gpu_max_clock", "gpu_application_clock", "gpu_power_limit")
+# Columns from the field versions of run_start, where cudnn_version is cudnn.
+_OF_VERSIONS = (
+    *("torch_version", "python_version", "cuda_version", "hip_version", "nccl_version"),
+    *("cudnn_version", "driver_version", "cudnn_benchmark"),
+    *("gpu_max_clock", "gpu_application_clock", "gpu_power_limit"),
+)
 _MAXIMA = tuple(k for k in KINDS["epoch"] if k in _RESULT_NAMES and k.endswith("_memory_mib"))
 _MAX_NAMES = 5  # of lines in no table, that are shown of a run
 # What identifies a run, or a record among others, is no column of an epoch, step or sample.
@@ -89,7 +93,7 @@ def observed_of(
             pass  # the reader of records says why
     if by_lines and (by_lines.steps or by_pattern):
         return by_lines
-    best = by_meter or observed_metrics(records.foreign, ranks, stated)
+    best = by_meter or observed_metrics(records.records, ranks, stated)
     if best and by_lines:
         return replace(best, not_taken=[*best.not_taken, *by_lines.not_taken])
     return best or by_lines
@@ -139,24 +143,24 @@ def result_row(
 
     observed: what was seen of its steps. wall_s: seconds from its job's start to the end.
     """
-    start, messages = records.last("run_start"), records.of("message")
+    start, settings = (
+        records.last("run_start"),
+        {**spec.columns(), **_parameters(spec)} if spec else {},
+    )
     versions = start.get("versions")
     versions = versions if isinstance(versions, dict) else {}
-    serious = [m for m in messages if m.get("level") in ("warning", "error")]
+    serious = [m for m in records.of("message") if m.get("level") in ("warning", "error")]
     texts = dict.fromkeys(" ".join(str(m.get("text", "")).split()) for m in serious)
-    whys = records.of_all_ranks("why")
-    parts = breakdown(whys, records.of_all_ranks("window"))
-    parts = parts or {"not_profiled": not_profiled(whys)}
+    parts = breakdown(records.of_all_ranks("why"), records.of_all_ranks("window"))
     parts["difference_s"] = records.last("difference").get("difference_s")
     recorded = {
         **{name: start.get(name) for name in _OF_RUN_START},
         "threads_used": start.get("threads"),
-        **{f"{name}_version": versions.get(name) for name in _VERSIONS},
-        **{name: versions.get(name) for name in _OF_GPUS},
+        **{name: versions.get(name.removesuffix("_version")) for name in _OF_VERSIONS},
         **_ending(records),
     }
     row = {
-        **(spec.columns() | _parameters(spec) if spec else {}),
+        **settings,
         **{k: v for k, v in recorded.items() if v is not None},
         "status": state.status,
         "reason": state.reason or None,
@@ -165,10 +169,10 @@ def result_row(
         "exit_code": state.exit_code,
         "attempts": state.attempts,
         "wall_time_s": wall_s,
-        **{k: v for name, v in parts.items() if (k := f"breakdown_{name}") in _RESULT_NAMES},
+        **{f"breakdown_{name}": value for name, value in parts.items()},
         "warnings": len(serious),
         "warnings_text": " | ".join(texts) or None,
-        "lines_rejected": sum(r.count for r in records.rejects),
+        "lines_rejected": records.rejected,
         "records_lost": records.lost,
     }
     return row | speed_row(observed, records, row)
@@ -286,13 +290,7 @@ def of_tables(
 
     row: of results.csv.
     """
-    problems = []
-    for reject in records.rejects:
-        place = "" if reject.offset is None else f" at byte {reject.offset}"
-        count = counted(reject.count, "[METRIC] line")
-        why = f": {count} rejected, the first{place}: {reject.reason}"
-        unreadable = reject.reason.startswith(UNREADABLE)
-        problems.append(f"{reject.file}{f' {reject.reason}' if unreadable else why}")
+    problems = [*records.problems]
     if records.lost:
         problems.append(f"{run_id}: {counted(records.lost, 'record')} lost")
     if unused := unused_lines(records, observed):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jobkit.analysis.collect.records import RunRecords
-from jobkit.analysis.collect.steps import MAX_ROWS, Observed, number
+from jobkit.analysis.collect.steps import Observed, number, thinned
 from jobkit.analysis.tables.frames import Row
 from jobkit.metric.kinds import KINDS, Record
 
@@ -25,10 +25,9 @@ _Curve = Sequence[tuple[float, float]]  # times, and the energy so far
 
 
 def sample_rows(samples: Sequence[Record]) -> list[Row]:
-    """The rows of samples.csv of one run; of more than MAX_ROWS, every second or third, ..."""
-    size = -(-len(samples) // MAX_ROWS) or 1
+    """The rows of samples.csv of one run."""
     names = ("attempt", "rank", "t", *KINDS["sample"])
-    return [{name: record.get(name) for name in names} for record in samples[::size]]
+    return [{name: record.get(name) for name in names} for record in thinned(samples)]
 
 
 def use_row(
@@ -120,6 +119,8 @@ def _per_work(
     """
     ends: dict[int, list[tuple[int, float]]] = defaultdict(list)  # last step, and when
     for record in records.of("window"):
+        if "v" not in record:
+            continue
         attempt, step, at = record["attempt"], record.get("step"), number(record.get("t"))
         if type(step) is int and at is not None:
             if record.get("warmup") is True:

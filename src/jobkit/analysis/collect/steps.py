@@ -13,7 +13,7 @@ from typing import Any
 from jobkit.analysis.tables.frames import Row
 from jobkit.metric.kinds import Record
 
-MAX_ROWS = 1000  # of one run in steps.csv
+MAX_ROWS = 1000  # of one run in steps.csv or samples.csv
 IN_STEPS = "steps/s"  # the unit of a rate whose work is not known
 NO_UNIT = "units"  # of work that is counted or stated without a unit
 TRAINING = "training"  # jobkit's own, whose rate is that of its epochs
@@ -61,21 +61,21 @@ def rate_row(observed: Observed) -> Row:
         return {}
     with_time = [o for o in timed if o.time_s]
     steps, time_s = _sum(with_time, "steps"), _sum(with_time, "time_s")
-    rate, unit = _rate(observed, timed, time_s / steps if steps else None)
-    waited = [o for o in with_time if o.data_wait_s is not None]
+    step_time_s = time_s / steps if steps else None
+    rate, unit = _rate(observed, timed, step_time_s)
     row: Row = {
         "throughput": rate,
         "throughput_unit": f"{unit}/s",
         "throughput_source": observed.source,
         "work_source": None if unit == "steps" else observed.work_source,
-        "step_time_s": time_s / steps if steps else None,
+        "step_time_s": step_time_s,
         "steps_timed": int(_sum(timed, "steps")),
         "peak_memory_mib": max((o.memory_mib for o in timed if o.memory_mib), default=None),
     }
-    if waited:
+    if waited := [o for o in with_time if o.data_wait_s is not None]:
         row["data_wait_share"] = min(1.0, _sum(waited, "data_wait_s") / _sum(waited, "time_s"))
     if not timed[0].warmup:  # else all of them are
-        row |= over_windows((o.percentiles, o.steps or 1) for o in timed)
+        row |= over_windows([(o.percentiles, o.steps or 1) for o in timed])
     return {k: v for k, v in row.items() if v is not None}
 
 
@@ -92,8 +92,7 @@ def _rate(
     rated = [(o.steps or 1, o.rate) for o in timed if o.rate]
     if rated:  # the mean over equal numbers of steps is the harmonic one
         return sum(n for n, _ in rated) / sum(n / rate for n, rate in rated), unit
-    counted = [o for o in timed if o.work is not None and o.time_s]
-    if counted:
+    if counted := [o for o in timed if o.work is not None and o.time_s]:
         return _sum(counted, "work") / _sum(counted, "time_s"), unit
     if not step_s:
         return None, unit
@@ -101,42 +100,40 @@ def _rate(
     return (per_step / step_s, unit) if per_step else (1 / step_s, "steps")
 
 
-def over_windows(windows: Iterable[tuple[Mapping[str, Any], int]]) -> dict[str, float]:
+def over_windows(windows: Sequence[tuple[Mapping[str, Any], int]]) -> dict[str, float]:
     """Percentiles over windows: each counts as often as it has steps. Of maxima the maximum.
 
     windows: the values of each by their names, and the number of its steps.
     """
-    pairs: dict[str, list[tuple[float, int]]] = defaultdict(list)
-    for values, steps in windows:
-        for name in PERCENTILES:
-            if (value := number(values.get(name))) is not None:
-                pairs[name].append((value, steps))
-    return {
-        name: max(known)[0] if name == "step_max_s" else _middle(sorted(known))
-        for name, known in pairs.items()
-    }
+    row = {}
+    for name in PERCENTILES:
+        known = [(v, n) for values, n in windows if (v := number(values.get(name))) is not None]
+        if known:
+            row[name] = max(known)[0] if name == "step_max_s" else middle(known)
+    return row
 
 
-def _middle(values: Sequence[tuple[float, int]]) -> float:
-    """The median of sorted values, each with the number of steps that it stands for."""
-    half, seen = sum(n for _, n in values) / 2, 0
-    for place, (value, steps) in enumerate(values):
+def middle(values: Iterable[tuple[float, float]]) -> float:
+    """The median of values, each with the number of steps that it stands for."""
+    ordered = sorted(values)
+    half, seen = sum(n for _, n in ordered) / 2, 0.0
+    for place, (value, steps) in enumerate(ordered):
         seen += steps
         if seen == half:  # between two
-            return (value + values[place + 1][0]) / 2
+            return (value + ordered[place + 1][0]) / 2
         if seen > half:
             return value
     raise ValueError("no values")
 
 
 def step_rows(observed: Observed) -> list[Row]:
-    """The rows of steps.csv of one run; of more than MAX_ROWS, every second or third, ..."""
-    row = {} if observed.source == TRAINING else rate_row(observed)
-    unit = row.get("throughput_unit", f"{observed.unit or NO_UNIT}/s")
-    every = -(-len(observed.steps) // MAX_ROWS) or 1
+    """The rows of steps.csv of one run."""
+    unit = f"{observed.unit or NO_UNIT}/s"
+    if observed.source != TRAINING:
+        unit = rate_row(observed).get("throughput_unit", unit)
     names = ("attempt", "step", "epoch", "steps", "warmup", "time_s", "data_wait_s")
     rows = []
-    for seen in observed.steps[::every]:
+    for seen in thinned(observed.steps):
         rate, work = seen.rate, seen.work
         if work is None and observed.work_per_step is not None and seen.steps:
             work = observed.work_per_step * seen.steps
@@ -147,6 +144,11 @@ def step_rows(observed: Observed) -> list[Row]:
         row |= {"throughput": rate, "throughput_unit": unit}
         rows.append(seen.values | row | seen.percentiles)
     return rows
+
+
+def thinned(of_run: Sequence[Any]) -> Sequence[Any]:
+    """At most MAX_ROWS of what a table would have of one run: every second or third, ..."""
+    return of_run[:: -(-len(of_run) // MAX_ROWS) or 1]
 
 
 # The windows that the ranks of a run recorded. Each rank spaces them by its own clock. What lies
@@ -175,19 +177,19 @@ def observed_windows(
     if not groups:
         return None
     world = recorded if type(recorded := start.get("world_size")) is int else ranks
-    stated = planned.get("work_per_step")
-    per_step = stated or start.get("work_per_step")
     observations = [
         _over_ranks(attempt, step, of_ranks, world)
         for attempt, records in sorted(groups.items())
         for step, of_ranks in _between_common_ends(records)
     ]
+    stated, unit = planned.get("work_per_step"), planned.get("unit")
+    counted = start.get("unit") or ("images" if "spec" in start else None)
+    per_step = stated or start.get("work_per_step")
     if stated:  # whatever was counted
         observations = [replace(o, work=stated * (o.steps or 0)) for o in observations]
-    units = [start.get("unit") or ("images" if "spec" in start else None), planned.get("unit")]
     return Observed(
         steps=observations,
-        unit=next(filter(None, reversed(units) if stated else units), None),
+        unit=(unit or counted) if stated else (counted or unit),
         work_per_step=per_step if (number(per_step) or 0) > 0 else None,
         windows=True,
         work_source="stated" if stated else start.get("work_source"),
@@ -215,37 +217,34 @@ def _over_ranks(
     attempt: int, step: int, of_ranks: Sequence[Sequence[Record]], world: int | None
 ) -> Observation:
     """The windows of each rank that recorded some up to a common end."""
-    counts, times, works, waits = (
-        [_total(windows, name) for windows in of_ranks]
-        for name in ("steps", "wall_s", "work", "data_wait_s")
-    )
+
+    def totals(name: str) -> list[float]:
+        """The sum of a field over the windows of each rank that has it in all of them."""
+        values = ([number(window.get(name)) for window in windows] for windows in of_ranks)
+        return [sum(filter(None, of_rank)) for of_rank in values if None not in of_rank]
+
+    counts, works = totals("steps"), totals("work")
     # Where a rank, or a window of one, is missing, the sum of the work would be too small.
-    whole = (world is None or len(of_ranks) == world) and len(set(counts)) == 1
+    whole = world in (None, len(of_ranks)) and len(works) == len(of_ranks)
     first = next((w for w in of_ranks if w[0].get("rank") == 0), of_ranks[0])
     epoch, values = first[-1].get("epoch"), first[-1].get("values")
     percentiles: dict[str, float] = {}
     for windows in of_ranks:
-        for name, value in over_windows((r, r["steps"]) for r in windows).items():
+        for name, value in over_windows([(r, r["steps"]) for r in windows]).items():
             percentiles[name] = max(value, percentiles.get(name, value))
     return Observation(
         attempt=attempt,
         step=step,
         epoch=epoch if type(epoch) is int else None,
         # The most of a rank, as the time is the longest: one may lack a window.
-        steps=max(int(n) for n in counts if n is not None),
-        time_s=max(t for t in times if t is not None),
-        work=sum(w for w in works if w is not None) if whole and None not in works else None,
-        data_wait_s=max((w for w in waits if w is not None), default=None),
+        steps=int(max(counts)),
+        time_s=max(totals("wall_s")),
+        work=sum(works) if whole and len(set(counts)) == 1 else None,
+        data_wait_s=max(totals("data_wait_s"), default=None),
         warmup=any(r.get("warmup") is True for windows in of_ranks for r in windows),
         percentiles=percentiles,
         values=values if isinstance(values, dict) else {},
     )
-
-
-def _total(windows: Sequence[Record], name: str) -> float | None:
-    """The sum of a field over a rank's windows; None where one lacks it."""
-    values = [number(window.get(name)) for window in windows]
-    return None if None in values else sum(filter(None, values))
 
 
 def number(value: Any) -> float | None:

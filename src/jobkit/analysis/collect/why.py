@@ -12,11 +12,13 @@ less their typical step, the median.
 
 import json
 import math
-import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from jobkit.analysis.collect.steps import middle, number
 from jobkit.analysis.tables.frames import Row
 from jobkit.metric.kinds import Record
 from jobkit.program.why import minus, union
@@ -25,142 +27,125 @@ MAX_SHOWN = 16  # ranks beside the late one, in a figure
 MIN_STEPS = 4  # from which a rank is said to be late
 BEYOND_CHANCE = 3.0  # standard errors
 MIN_SHARE, MIN_LATE_S = 0.05, 0.0005  # of a step, seconds: less is not worth a name
+MAX_OTHER_LOAD = 0.05  # of the cores, beyond which rates may be disturbed
 _SLOW = 1.5  # times the median: a step that is not typical
 _PAIRWISE = ("send", "recv", "Send", "Recv")  # of two ranks: no two durations belong together
-_PARTS = ("wall", "compute", "communication", "data_wait", "host")
+# Where the seconds of a step stand in the parts of a record.
+_WALL, _COMPUTE, _COMMUNICATION, _DATA, _HOST = range(5)
+_CAUSES = {"compute": _COMPUTE, "data wait": _DATA, "host": _HOST}
 
 
-class _Rank:
-    """One rank's profiled steps: parts by step, and the seconds that it waited for others."""
-
-    def __init__(self, record: Record) -> None:
-        self.host, self.device = str(record.get("host")), record.get("device")
-        self.gpu = bool(record.get("gpu"))
-        self.parts: list[list[float]] = []
-        self.waits: list[float] = []
-
-
-def breakdown(whys: Iterable[Record], windows: Iterable[Record] = ()) -> Row:
-    """The columns breakdown_* of a run, without the prefix; empty where nothing was profiled."""
-    ranks = _ranks(whys)
+def breakdown(whys: Sequence[Record], windows: Iterable[Record] = ()) -> Row:
+    """The columns breakdown_* of a run, without the prefix; if nothing was profiled, why."""
+    ranks, parts, waits = _profiled(whys)
     if not ranks:
-        return {}
-    typical = _typical(ranks)
-    means = {rank: _means([r.parts[j] for j in typical]) for rank, r in ranks.items()}
-    mean = _means(list(means.values()))
-    wall, compute, communication, data, host = mean
-    iteration = statistics.fmean(max(r.parts[j][0] for r in ranks.values()) for j in typical)
+        reasons = [str(record["reason"]) for record in whys if record.get("reason")]
+        return {"not_profiled": reasons[-1] if reasons else None}
+    walls = parts[:, :, _WALL].max(axis=0)
+    typical = walls <= _SLOW * np.median(walls)
+    parts, waits, iteration = parts[:, typical], waits[:, typical], float(walls[typical].mean())
+    means = parts.mean(axis=1)
+    wall, compute, communication, data, host = means.mean(axis=0).tolist()
+    late, about_late = _late(ranks, waits, means, iteration)
+    cause = about_late.get("late_cause")
     slow_s, more_data_s = _over_the_run(windows, data)
-    useful = {rank: m[1] + m[4] for rank, m in means.items()}
-    waits = {rank: [r.waits[j] for j in typical] for rank, r in ranks.items()}
-    waiting = min(statistics.fmean(w for own in waits.values() for w in own), communication)
-    late = _late(ranks, waits, iteration, means)
-    lasting = "late_s" in late
     # The last rank of a step waits least; what a late one is later than the mean is not in turn.
-    usual = [waits[rank] for rank in late["ranks"]] if lasting else list(waits.values())
-    in_turn = statistics.fmean(
-        statistics.fmean(own[j] for own in usual) - min(own[j] for own in waits.values())
-        for j in range(len(typical))
-    )
+    usual = waits[late] if late else waits
+    in_turn = float((usual.mean(axis=0) - waits.min(axis=0)).mean())
+    waiting = min(float(waits.mean()), communication)
     total = iteration + slow_s + more_data_s
-    alone = len(ranks) == 1
-    if alone:  # no other rank can be slow, and what is useful includes it
+    if len(ranks) == 1:  # no other rank can be slow, and what is useful includes it
         host += slow_s
+    else:
+        communication, waiting = communication + slow_s, waiting + slow_s
     longest = busiest = compute + host
-    if lasting and late["late_cause"] != "data wait":
-        longest = busiest = max(longest, max(useful[rank] for rank in late["ranks"]))
-    if lasting and late["late_cause"] == "data wait":
-        busiest += max(means[rank][3] for rank in late["ranks"]) - data
+    if cause == "data wait":
+        busiest += float(means[late, _DATA].max()) - data
+    elif cause:
+        useful = means[:, _COMPUTE] + means[:, _HOST]
+        longest = busiest = max(longest, float(useful[late].max()))
     busiest = min(busiest + data + more_data_s, total)
     row: Row = {
         "compute_s": compute,
-        "communication_s": communication + (0.0 if alone else slow_s),
-        "waiting_s": waiting + (0.0 if alone else slow_s),
+        "communication_s": communication,
+        "waiting_s": waiting,
         "data_wait_s": data + more_data_s,
         "host_s": host,
-        "idle_s": host + data + more_data_s if next(iter(ranks.values())).gpu else None,
         "iteration_s": total,
         "last_rank_wait_s": max(0.0, iteration - wall),
         "useful_max_s": min(longest, total),
         "busy_max_s": busiest,
-        "random_imbalance_s": 0.0 if alone else min(in_turn + slow_s, total - busiest),
+        "random_imbalance_s": min(in_turn + slow_s, total - busiest) if len(ranks) > 1 else 0.0,
         "slow_steps_s": slow_s,
-        "profiled_steps": len(typical),
         "ranks": len(ranks),
     }
     if late:
-        first = late.pop("ranks")
-        shown = sorted([*first, *(r for r in means if r not in first)][:MAX_SHOWN])
-        row["by_rank"] = json.dumps({
-            rank: [round(x, 6) for x in _split(means[rank], statistics.fmean(waits[rank]))]
-            for rank in shown
-        })  # fmt: skip
-    return row | late
+        shown = sorted([*late, *(i for i in range(len(ranks)) if i not in late)][:MAX_SHOWN])
+        of_ranks = {ranks[i]["rank"]: _split(means[i].tolist(), waits[i].mean()) for i in shown}
+        row["by_rank"] = json.dumps(of_ranks)
+    return row | about_late
 
 
 def _split(mean: Sequence[float], waiting: float) -> list[float]:
     """Compute, exposed communication without waiting, waiting, data wait, host."""
     _, compute, communication, data, host = mean
-    waiting = min(waiting, communication)
-    return [compute, communication - waiting, waiting, data, host]
+    waiting = min(float(waiting), communication)
+    return [round(x, 6) for x in (compute, communication - waiting, waiting, data, host)]
 
 
-def not_profiled(whys: Iterable[Record]) -> str | None:
-    """Why the run has no profiled step, as its ranks said."""
-    reasons = [str(r["reason"]) for r in whys if r.get("reason")]
-    return reasons[-1] if reasons else None
+def _profiled(whys: Iterable[Record]) -> tuple[list[Record], np.ndarray, np.ndarray]:
+    """The ranks that were profiled at the same places, of the newest attempt.
 
-
-def _ranks(whys: Iterable[Record]) -> dict[int, _Rank]:
-    """The ranks that were profiled at the same places, of the newest attempt."""
+    A record of each; their parts, by rank, step and part; and the seconds that they waited for
+    others, by rank and step.
+    """
     places: dict[tuple[int, int], dict[int, Record]] = defaultdict(dict)
     for record in whys:
         if isinstance(record.get("parts"), list) and type(record.get("step")) is int:
             places[record["attempt"], record["step"]][record["rank"]] = record
-    if not places:
-        return {}
-    newest = max(attempt for attempt, _ in places)
-    of_newest = [found for (attempt, _), found in sorted(places.items()) if attempt == newest]
-    fullest = max(map(len, of_newest))  # late places are left out by ranks without time for them
-    of_newest = [found for found in of_newest if len(found) == fullest]
-    common = set.intersection(*(set(found) for found in of_newest)) or set(of_newest[0])
-    of_newest = [found for found in of_newest if common <= set(found)]
-    ranks: dict[int, _Rank] = {}
-    for found in of_newest:
-        own = {rank: found[rank] for rank in sorted(common)}
-        waits = _waits(own)
-        steps = min(len(w) for w in waits.values())
-        for rank, record in own.items():
-            parts = [[float(x) for x in row] for row in record["parts"]]
-            parts *= steps if record.get("gpu") else 1  # the mean stands for each
-            ranks.setdefault(rank, _Rank(record)).parts += parts[:steps]
-            ranks[rank].waits += waits[rank][:steps]
-    return ranks
+    newest = max((attempt for attempt, _ in places), default=None)
+    own = [of_ranks for (attempt, _), of_ranks in sorted(places.items()) if attempt == newest]
+    if not own:
+        return [], np.empty(0), np.empty(0)
+    fullest = max(map(len, own))  # late places are left out by ranks without time for them
+    own = [of_ranks for of_ranks in own if len(of_ranks) == fullest]
+    common = set.intersection(*map(set, own)) or {*own[0]}
+    parts, waits = [], []
+    for of_ranks in own:
+        if common <= of_ranks.keys():
+            records = [of_ranks[rank] for rank in sorted(common)]
+            waited = _waits(records)
+            steps = len(waited[0])
+            # The mean stands for each step of a GPU.
+            rows = [r["parts"] * steps if r.get("gpu") else r["parts"] for r in records]
+            steps = min(steps, *map(len, rows))
+            parts.append(np.array([of_rank[:steps] for of_rank in rows], dtype=float))
+            waits.append(waited[:, :steps])
+    first = [own[0][rank] for rank in sorted(common)]
+    return first, np.concatenate(parts, axis=1), np.concatenate(waits, axis=1)
 
 
-def _waits(records: Mapping[int, Record]) -> dict[int, list[float]]:
+def _waits(records: Sequence[Record]) -> np.ndarray:
     """Seconds of each step that each rank waited inside of collectives for a later one."""
-    steps = min(int(r["steps"]) for r in records.values())
-    keyed = {rank: _by_order(record) for rank, record in records.items()}
-    found: dict[int, list[float]] = {rank: [] for rank in records}
-    for step in range(steps):
-        own = {rank: keys.get(step, {}) for rank, keys in keyed.items()}
-        common = set.intersection(*(set(keys) for keys in own.values()))
-        shortest = {key: min(keys[key][1] for keys in own.values()) for key in common}
-        for rank, keys in own.items():
+    waits = np.zeros((len(records), min(int(r["steps"]) for r in records)))
+    keyed = [_by_order(record) for record in records]
+    for step in range(waits.shape[1]):
+        own = [of_steps.get(step, {}) for of_steps in keyed]
+        common = set.intersection(*map(set, own))
+        shortest = {key: min(keys[key][1] for keys in own) for key in common}
+        for rank, keys in enumerate(own):
             spans = [(*keys[key], shortest[key]) for key in common]
             early = union((begin, begin + length - least) for begin, length, least in spans)
             late = union((b + length - least, b + length) for b, length, least in spans)
-            found[rank].append(_exposed(records[rank]["exposed"], minus(early, late)))
-    return found
+            waits[rank, step] = _exposed(records[rank]["exposed"], minus(early, late))
+    return waits
 
 
 def _by_order(record: Record) -> dict[int, dict[tuple[str, int], tuple[int, int]]]:
     """Begin and duration of a rank's collectives: by step, name, and order."""
     spans = [c for c in record["collectives"] if not any(word in c[1] for word in _PAIRWISE)]
-    steps = int(record["steps"])
     if record.get("gpu"):  # a GPU's steps are those of its collectives: each has as many
-        size = max(1, -(-len(spans) // steps))
+        size = max(1, -(-len(spans) // int(record["steps"])))
         spans = [[i // size, *c[1:]] for i, c in enumerate(spans)]
     keyed: dict[int, dict[tuple[str, int], tuple[int, int]]] = defaultdict(dict)
     counts: dict[tuple[int, str], int] = defaultdict(int)
@@ -179,112 +164,73 @@ def _exposed(exposed: Iterable[Sequence[int]], spans: Sequence[tuple[int, int]])
     return total / 1e6
 
 
-def _typical(ranks: Mapping[int, _Rank]) -> list[int]:
-    """The steps that are not far longer than the median one."""
-    steps = min(len(r.parts) for r in ranks.values())
-    walls = [max(r.parts[j][0] for r in ranks.values()) for j in range(steps)]
-    limit = _SLOW * statistics.median(walls)
-    return [j for j, wall in enumerate(walls) if wall <= limit]
-
-
-def _means(rows: Sequence[Sequence[float]]) -> list[float]:
-    return [statistics.fmean(column) for column in zip(*rows, strict=True)]
-
-
 def _over_the_run(windows: Iterable[Record], data: float) -> tuple[float, float]:
     """Seconds of a step over the whole run: of rare slow ones, and of data wait beyond that of the
     profiled steps."""
     compared = [
-        w for w in windows
-        if not w.get("warmup") and w.get("steps") and w.get("wall_s") and w.get("step_p50_s")
-    ]  # fmt: skip
+        (steps, wall_s, p50_s, number(w.get("data_wait_s")) or 0.0)
+        for w in windows
+        if not w.get("warmup")
+        and (steps := number(w.get("steps")))
+        and (wall_s := number(w.get("wall_s")))
+        and (p50_s := number(w.get("step_p50_s")))
+    ]
     if not compared:
         return 0.0, 0.0
-    steps = sum(w["steps"] for w in compared)
-    mean = sum(w["wall_s"] for w in compared) / steps
-    middle = sorted((w["step_p50_s"], w["steps"]) for w in compared)
-    seen, typical = 0, middle[-1][0]
-    for value, count in middle:
-        seen += count
-        if 2 * seen >= steps:
-            typical = value
-            break
+    total = sum(steps for steps, *_ in compared)
+    mean = sum(wall_s for _, wall_s, *_ in compared) / total
+    typical = middle((p50_s, steps) for steps, _, p50_s, _ in compared)
     # Each window beside its own median, as a machine's speed may drift; one of few steps has none.
-    usual = sum(w["steps"] * (w["step_p50_s"] if w["steps"] > 2 else typical) for w in compared)
-    waited = sum(w.get("data_wait_s") or 0.0 for w in compared) / steps
-    more_data = max(0.0, waited - data)
-    slow = max(0.0, mean - usual / steps - more_data)
+    usual = sum(steps * (p50_s if steps > 2 else typical) for steps, _, p50_s, _ in compared)
+    more_data = max(0.0, sum(waited for *_, waited in compared) / total - data)
+    slow = max(0.0, mean - usual / total - more_data)
     return slow, more_data
 
 
-def _lateness(waits: Mapping[Any, Sequence[float]]) -> dict[Any, list[float]]:
-    """L(i, j): the mean wait of the others less the own, by step."""
-    others = len(waits) - 1
-    sums = [sum(column) for column in zip(*waits.values(), strict=True)]
-    return {
-        i: [(total - w) / others - w for total, w in zip(sums, own, strict=True)]
-        for i, own in waits.items()
+def _late(
+    ranks: Sequence[Record], waits: np.ndarray, means: np.ndarray, step_s: float
+) -> tuple[list[int], Row]:
+    """A rank that is late, or those of a host that are late in turn; and the columns about it."""
+    hosts: dict[str, list[int]] = defaultdict(list)
+    for i, record in enumerate(ranks):
+        hosts[str(record.get("host"))].append(i)
+    by_rank = _last(waits, step_s)
+    by_host = _last(np.array([waits[own].mean(axis=0) for own in hosts.values()]), step_s)
+    who, late_s = ([by_rank[0]], by_rank[1]) if by_rank else ([], 0.0)
+    if by_host:
+        own = list(hosts.values())[by_host[0]]
+        if not who or (who[0] in own and len(own) > 1 and 2 * by_host[1] > late_s):
+            who, late_s = own, by_host[1]
+    if not who:
+        return [], {}
+    others = [i for i in range(len(ranks)) if i not in who]
+    more = means[who].mean(axis=0) - means[others].mean(axis=0)
+    one = ranks[who[0]] if len(who) == 1 else {}
+    return who, {
+        "late_rank": one.get("rank"),
+        "late_host": str(ranks[who[0]].get("host")),
+        "late_device": one.get("device"),
+        "late_s": late_s,
+        "late_cause": max(_CAUSES, key=lambda cause: more[_CAUSES[cause]]),
     }
 
 
-def _last(waits: Mapping[Any, Sequence[float]], step_s: float) -> tuple[Any, float] | None:
+def _last(waits: np.ndarray, step_s: float) -> tuple[int, float] | None:
     """The rank (or host) that is late beyond chance and matters, and by how much."""
-    if len(waits) < 2 or len(next(iter(waits.values()))) < MIN_STEPS:
+    count, steps = waits.shape
+    if count < 2 or steps < MIN_STEPS:
         return None
-    best: tuple[Any, float] | None = None
-    for who, late in _lateness(waits).items():
-        mean = statistics.fmean(late)
-        error = statistics.stdev(late) / math.sqrt(len(late))
+    best: tuple[int, float] | None = None
+    size = -(-steps // 3)
+    for who, late in enumerate((waits.sum(axis=0) - waits) / (count - 1) - waits):
+        mean, error = float(late.mean()), float(late.std(ddof=1)) / math.sqrt(steps)
         least = max(BEYOND_CHANCE * error, MIN_SHARE * step_s, MIN_LATE_S)
         # Neighbouring steps are alike: a burst of something else is no lasting lateness.
-        size = -(-len(late) // 3)
-        thirds = [statistics.fmean(late[i : i + size]) for i in range(0, len(late), size)]
+        thirds = [late[i : i + size].mean() for i in range(0, steps, size)]
         lasts = min(thirds) > mean / 3
         if mean > least and lasts and (best is None or mean > best[1]):
             best = who, mean
     return best
-
-
-def _late(
-    ranks: Mapping[int, _Rank],
-    waits: Mapping[int, Sequence[float]],
-    step_s: float,
-    means: Mapping[int, Sequence[float]],
-) -> Row:
-    """The late rank, or host where its ranks are late in turn, and by which part; else nothing."""
-    hosts: dict[str, list[int]] = defaultdict(list)
-    for rank, r in ranks.items():
-        hosts[r.host].append(rank)
-    of_hosts = {
-        host: [statistics.fmean(column) for column in zip(*(waits[r] for r in own), strict=True)]
-        for host, own in hosts.items()
-    }
-    by_rank, by_host = _last(waits, step_s), _last(of_hosts, step_s)
-    if by_rank is None and by_host is None:
-        return {}
-    host = ranks[by_rank[0]].host if by_rank else str(by_host[0]) if by_host else ""
-    whole = by_host is not None and by_host[0] == host and len(hosts[host]) > 1
-    if by_host and whole and (by_rank is None or 2 * by_host[1] > by_rank[1]):
-        who, late_s = hosts[host], by_host[1]
-    else:
-        assert by_rank is not None
-        who, late_s = [by_rank[0]], by_rank[1]
-    others = [r for r in ranks if r not in who]
-    own, rest = (_means([means[r] for r in some]) for some in (who, others))
-    more = {_PARTS[i].replace("_", " "): own[i] - rest[i] for i in (1, 3, 4)}
-    return {
-        "late_rank": who[0] if len(who) == 1 else None,
-        "late_host": host,
-        "late_device": ranks[who[0]].device if len(who) == 1 else None,
-        "late_s": late_s,
-        "late_cause": max(more, key=lambda part: more[part]),
-        "ranks": who,
-    }
-
-
-# --- in words ------------------------------------------------------------------------------------
-
-MAX_OTHER_LOAD = 0.05  # of the cores, beyond which rates may be disturbed
 
 
 def busy_clause(runs: Iterable[Mapping[str, Any]]) -> str | None:
@@ -293,23 +239,14 @@ def busy_clause(runs: Iterable[Mapping[str, Any]]) -> str | None:
     runs: rows of results.csv.
     """
     runs = list(runs)
-    loads = [(load, r) for r in runs if (load := _known(r.get("other_load_mean")) or 0.0)]
-    shared = [r for r in runs if (_known(r.get("gpu_processes_max")) or 0.0) > 1]
+    loads = [(load, r["run_id"]) for r in runs if (load := r.get("other_load_mean") or 0.0) > 0]
     text = []
     if busy := [pair for pair in loads if pair[0] > MAX_OTHER_LOAD]:
-        most, run = max(busy, key=lambda pair: pair[0])
+        most, run_id = max(busy, key=lambda pair: pair[0])
         text.append(
             f"other processes used up to {most:.0%} of the cores while {len(busy)} of "
-            f"{len(loads)} runs were measured ({run['run_id']}): measure again on an idle machine"
+            f"{len(loads)} runs were measured ({run_id}): measure again on an idle machine"
         )
-    if shared:
-        text.append(
-            f"other processes computed on the GPUs of {len(shared)} runs: measure again alone"
-        )
+    if shared := sum((r.get("gpu_processes_max") or 0.0) > 1 for r in runs):
+        text.append(f"other processes computed on the GPUs of {shared} runs: measure again alone")
     return "; ".join(text) or None
-
-
-def _known(value: Any) -> float | None:
-    """A number; None for what pandas has in its place."""
-    known = isinstance(value, int | float) and math.isfinite(value)
-    return float(value) if known else None

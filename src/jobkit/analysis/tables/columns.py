@@ -24,49 +24,46 @@ class Column:
 
 
 TEXT, COUNT, NUMBER, FLAG = "string", "Int64", "Float64", "boolean"
-
-
-def _columns(text: str) -> tuple[Column, ...]:
-    """Columns from lines of name, type and meaning; an indented line goes on with the meaning."""
-    types = {"TEXT": TEXT, "COUNT": COUNT, "NUMBER": NUMBER, "FLAG": FLAG}
-    rows = (row.split(maxsplit=2) for row in text.strip().replace("\n    ", " ").splitlines())
-    return tuple(Column(name, types[kind], meaning) for name, kind, meaning in rows)
-
-
-def _recorded(kind: str, dtype: str, *names: str) -> tuple[Column, ...]:
-    """Columns that hold a field of a record and have its meaning."""
-    return tuple(Column(name, dtype, KINDS[kind][name]) for name in names)
-
-
+_TYPES = {"TEXT": TEXT, "COUNT": COUNT, "NUMBER": NUMBER, "FLAG": FLAG}
 _BETWEEN_RUNS = "end of the 95 % interval between runs; empty without repeats"
 
 
-def _with_interval(
-    name: str, meaning: str, unit: str = "", end: str = _BETWEEN_RUNS
-) -> tuple[Column, ...]:
-    """A column and the two ends of its interval."""
-    return (
-        Column(f"{name}{unit}", NUMBER, meaning),
-        Column(f"{name}_low{unit}", NUMBER, f"lower {end}"),
-        Column(f"{name}_high{unit}", NUMBER, f"upper {end}"),
-    )
+_MEANINGS = {**KINDS}  # of fields, by the record or table that has them
 
 
-IDENTITY = _columns("""
+def _columns(text: str, end: str = _BETWEEN_RUNS) -> tuple[Column, ...]:
+    """Columns from lines of names, type and meaning; an indented line goes on with the meaning.
+
+    =KIND is the meaning of the field of this name in that record, =KIND.FIELD that of another one.
+    A * in a name makes three columns: the value and, with _low and _high in its place, the two ends
+    of its interval.
+    """
+    columns = []
+    for line in text.strip().replace("\n    ", " ").splitlines():
+        names, kind, meaning = line.split(maxsplit=2)
+        for name in names.split(","):
+            if meaning.startswith("="):
+                source, _, field = meaning[1:].partition(".")
+                columns.append(Column(name, _TYPES[kind], _MEANINGS[source][field or name]))
+                continue
+            columns.append(Column(name.replace("*", ""), _TYPES[kind], meaning))
+            if "*" in name:
+                for mark, which in (("_low", "lower"), ("_high", "upper")):
+                    columns.append(Column(name.replace("*", mark), _TYPES[kind], f"{which} {end}"))
+    return tuple(columns)
+
+
+RESULTS = _columns(f"""
 run_id TEXT id of the run: its folder's name, and its key in epochs.csv
 study TEXT name of the study's folder
 series TEXT strategy and every setting that varies in the study: runs of one series differ in size
     and repeat only
-""")
-_STATUS = Column("status", TEXT, f"{', '.join(STATUSES[:-1])} or {STATUSES[-1]}")
-_OUTCOME = _columns("""
+status TEXT {", ".join(STATUSES[:-1])} or {STATUSES[-1]}
 reason TEXT cause, if not ok
 evidence TEXT the line of a log or file that shows it
 evidence_file TEXT location of that line: RUN_ID/FILE:LINE
 exit_code COUNT exit code of the job, if known
 attempts COUNT starts of the run; each requeue adds one
-""")
-SIZE = _columns("""
 strategy TEXT parallel strategy
 model TEXT cnn, fast_cnn, resnet18, mlp, or package.module:factory
 nodes COUNT number of nodes
@@ -81,55 +78,27 @@ fp32 TEXT arithmetic of fp32 on a GPU: ieee or tf32; auto: the run has not begun
 repeat COUNT index of the repeat, from 0
 epochs_planned COUNT planned epochs
 epochs_done COUNT recorded epochs
-""")
-_SPEED = _columns("""
 images_per_s NUMBER training throughput over all ranks, images per second: median over the timed
     epochs, without the first epoch of an attempt if there are others
 time_per_epoch_s NUMBER training time of one whole epoch: train_samples / images_per_s; of a
     program that says where its epochs end: an epoch's steps x step_time_s
 data_wait_share NUMBER share of these epochs' time spent waiting for batches
-""")
-_STARTUP = (
-    Column("startup_s", NUMBER, KINDS["startup"]["total_s"]),
-    *(
-        Column(f"startup_{name}", NUMBER, f"of startup_s: {meaning}")
-        for name, meaning in KINDS["startup"].items()
-        if name not in ("total_s", "first_step_s")
-    ),
-)
-_TIMES = _columns("""
+startup_s NUMBER =startup.total_s
+startup_import_s NUMBER =startup.import_s
+startup_group_s NUMBER =startup.group_s
+startup_data_s NUMBER =startup.data_s
+startup_model_s NUMBER =startup.model_s
+startup_compile_s NUMBER =startup.compile_s
 startup_first_step_s NUMBER the first iteration, which comes after startup_s
 total_time_s NUMBER from the start of the process to its end, newest attempt
 start_time_s NUMBER Unix time of the first record of the newest attempt
 end_time_s NUMBER Unix time of its last record
-""")
-_MEMORY = _recorded(
-    "epoch",
-    NUMBER,
-    *("peak_memory_mib", "allocated_memory_mib", "reserved_memory_mib", "device_memory_mib"),
-    "resident_memory_mib",
-)
-_LEARNED = _columns("""
+peak_memory_mib,allocated_memory_mib,reserved_memory_mib,device_memory_mib NUMBER =epoch
+resident_memory_mib NUMBER =epoch
 train_loss NUMBER training loss of the last recorded epoch
 val_loss NUMBER final validation loss; of the last recorded epoch without run_end
 val_accuracy NUMBER final validation accuracy, likewise: share of test samples, 0 to 1
 best_val_accuracy NUMBER maximum validation accuracy over epochs
-""")
-_STEPS = _columns("""
-throughput NUMBER rate over all ranks, in throughput_unit, without the warm-up
-throughput_unit TEXT its unit: images/s, tokens/s, steps/s, ...; of wall times runs/h, shares/h
-throughput_source TEXT what measured it: meter, auto, pattern NAME, metric lines, epochs of the
-    training, or the wall time of the run
-step_time_s NUMBER time of one optimizer step, without the warm-up
-step_p50_s NUMBER median time of a step: the median of the windows', by steps
-step_p95_s NUMBER 95th percentile of the time of a step, likewise
-step_p99_s NUMBER 99th percentile of the time of a step, likewise
-step_max_s NUMBER longest time of a step
-steps_timed COUNT optimizer steps in these times
-wall_time_s NUMBER from the start of the run's job to its end
-ranks_together TEXT what shows that the ranks of a command worked together; none: they are copies
-""")
-_BREAKDOWN = _columns("""
 breakdown_compute_s NUMBER of a step: kernels on a GPU, operations of torch on the CPU; a mean over
     the ranks, as the next three
 breakdown_communication_s NUMBER of a step: exposed communication, with waiting_s; nothing computes
@@ -153,8 +122,11 @@ breakdown_late_device TEXT its GPU
 breakdown_late_cause TEXT what it spends more time with than others: compute, data wait or host
 breakdown_by_rank TEXT where one is late: the parts of up to 16 ranks, as JSON
 breakdown_not_profiled TEXT why no step was profiled
-""")
-_VERSIONS = _columns("""
+train_samples,test_samples,parameters COUNT =run_start
+threads_used COUNT =run_start.threads
+device TEXT =run_start
+devices COUNT =run_start
+device_type,backend TEXT =run_start
 torch_version TEXT version of PyTorch
 python_version TEXT version of Python
 cuda_version TEXT version of PyTorch's CUDA; empty on the CPU
@@ -166,24 +138,24 @@ cudnn_benchmark TEXT whether cuDNN chose kernels by timing them; likewise
 gpu_max_clock TEXT highest clock of the first GPU; empty on the CPU
 gpu_application_clock TEXT clock that its applications are set to; likewise
 gpu_power_limit TEXT its power limit; likewise
-""")
-_WHERE = (
-    *_recorded("run_start", COUNT, "train_samples", "test_samples", "parameters"),
-    Column("threads_used", COUNT, KINDS["run_start"]["threads"]),
-    *_recorded("run_start", TEXT, "device"),
-    *_recorded("run_start", COUNT, "devices"),
-    *_recorded("run_start", TEXT, "device_type", "backend"),
-    *_VERSIONS,
-    *_recorded("run_start", TEXT, "node_list", "git_commit", "job_id"),
-    *_recorded("run_start", COUNT, "shard_groups"),
-)
-_MESSAGES = _columns("""
+node_list,git_commit,job_id TEXT =run_start
+shard_groups COUNT =run_start
 warnings COUNT number of warnings and errors that the run recorded
 warnings_text TEXT their texts without duplicates, joined by ' | '
 lines_rejected COUNT [METRIC] lines rejected (truncated or bad checksum)
 records_lost COUNT records missing in every source: sequence gaps
-""")
-_USE = _columns("""
+throughput NUMBER rate over all ranks, in throughput_unit, without the warm-up
+throughput_unit TEXT its unit: images/s, tokens/s, steps/s, ...; of wall times runs/h, shares/h
+throughput_source TEXT what measured it: meter, auto, pattern NAME, metric lines, epochs of the
+    training, or the wall time of the run
+step_time_s NUMBER time of one optimizer step, without the warm-up
+step_p50_s NUMBER median time of a step: the median of the windows', by steps
+step_p95_s NUMBER 95th percentile of the time of a step, likewise
+step_p99_s NUMBER 99th percentile of the time of a step, likewise
+step_max_s NUMBER longest time of a step
+steps_timed COUNT optimizer steps in these times
+wall_time_s NUMBER from the start of the run's job to its end
+ranks_together TEXT what shows that the ranks of a command worked together; none: they are copies
 cpu_busy_mean NUMBER load of all cores of the nodes over the run, whoever caused it, 0 to 1: mean
     over time and nodes
 other_load_mean NUMBER of cpu_busy_mean, what is not of the run's own processes
@@ -191,50 +163,33 @@ node_memory_max_mib NUMBER memory in use of the nodes, whoever caused it: larges
 gpu_busy_mean NUMBER share of the time in which a kernel was running on the GPUs, 0 to 1
 gpu_memory_max_mib NUMBER memory of the GPUs in use: largest sample
 gpu_processes_max NUMBER processes that compute on a GPU of the run: largest sample
-""")
-_ENERGY = _columns("""
 energy_gpu_j NUMBER energy of the run's GPUs in joules, training and evaluation
 energy_node_j NUMBER energy of its nodes, if the job had them alone
 energy_source TEXT counter and scope of each: empty if nothing was measured
 joules_per_work NUMBER energy per unit of work (image, token), without warm-up
 joules_of TEXT whose energy that is: node or gpu; of Slurm: whole job
 slurm_energy_j NUMBER energy of the job's nodes, other jobs' included (sacct)
+work_source TEXT =run_start
+problems TEXT what is wrong with the run's records, joined by ' | '
 """)
-RESULTS = (
-    *IDENTITY,
-    _STATUS,
-    *_OUTCOME,
-    *SIZE,
-    *_SPEED,
-    *_STARTUP,
-    *_TIMES,
-    *_MEMORY,
-    *_LEARNED,
-    *_BREAKDOWN,
-    *_WHERE,
-    *_MESSAGES,
-    *_STEPS,
-    *_USE,
-    *_ENERGY,
-    *_recorded("run_start", TEXT, "work_source"),
-    Column("problems", TEXT, "what is wrong with the run's records, joined by ' | '"),
-)
-_PLACE = _columns("""
-world_size COUNT number of ranks
+_MEANINGS["results"] = {column.name: column.meaning for column in RESULTS}
+_OF_RUN = "run_id,study,series TEXT =results"
+_PLACE = """world_size COUNT number of ranks
 repeat COUNT index of the repeat, from 0
-attempt COUNT index of the attempt, from 0
+attempt COUNT index of the attempt, from 0"""
+EPOCHS = _columns(f"""
+{_OF_RUN}
+strategy TEXT =results
+{_PLACE}
+epoch,iterations COUNT =epoch
+train_loss,val_loss,val_accuracy,epoch_time_s NUMBER =epoch
+timed_images COUNT =epoch
+images_per_s,eval_time_s,data_wait_s,peak_memory_mib,allocated_memory_mib NUMBER =epoch
+reserved_memory_mib,device_memory_mib,resident_memory_mib,lr,begun_at NUMBER =epoch
 """)
-EPOCHS = (
-    *IDENTITY,
-    Column("strategy", TEXT, "parallel strategy"),
-    *_PLACE,
-    *(
-        Column(name, COUNT if name in ("epoch", "iterations", "timed_images") else NUMBER, meaning)
-        for name, meaning in KINDS["epoch"].items()
-        if name != "values"  # which are columns by their own names
-    ),
-)
-_STEP = _columns("""
+STEPS = _columns(f"""
+{_OF_RUN}
+{_PLACE}
 step COUNT index of the last step, as the program counts
 epoch COUNT the epoch, as the program counts
 steps COUNT optimizer steps
@@ -243,22 +198,34 @@ time_s NUMBER wall time of these steps, maximum over ranks, without pauses
 throughput NUMBER rate over all ranks, in throughput_unit
 throughput_unit TEXT unit of throughput
 data_wait_s NUMBER part of time_s spent waiting for batches, maximum over ranks
+step_p50_s,step_p95_s,step_p99_s,step_max_s NUMBER =results
 """)
-STEPS = (
-    *IDENTITY,
-    *_PLACE,
-    *_STEP,
-    *(c for c in _STEPS if c.name.startswith("step_") and c.name != "step_time_s"),
-)
-_RUNS = _columns("""
+SAMPLES = _columns(f"""
+{_OF_RUN}
+{_PLACE}
+rank COUNT the rank that sampled
+t NUMBER Unix time in seconds
+at_s NUMBER =sample
+host TEXT =sample
+alone FLAG =sample
+cpu_busy,other_load,memory_mib,gpu_busy,gpu_memory_mib,gpu_processes NUMBER =sample
+gpu_uuids TEXT =sample
+energy_gpu_j,energy_node_j NUMBER =sample
+energy_source TEXT =sample
+""")
+SCALING = _columns("""
+study,series,strategy TEXT =results
+nodes,ranks_per_node,world_size COUNT =results
+scaling TEXT =results
+global_batch_size,batch_size_per_rank COUNT =results
 devices COUNT GPUs (CPU: processes) that compute: more than world_size with dp
 runs_planned COUNT planned runs of this series at this size
 runs_ok COUNT successful runs of these: only they enter the medians
 baseline TEXT the size that speed-up and efficiency are relative to, and the rule that selects it
 base_series TEXT series of the baseline
 base_world_size COUNT number of ranks of the baseline
-""")
-_ACCURACY = _columns("""
+speed_up* NUMBER throughput / throughput of the baseline (weak scaling: the scaled speed-up)
+efficiency* NUMBER speed_up x devices of the baseline / devices
 target_accuracy NUMBER target validation accuracy: --accuracy, else the highest that all
     successful runs reached
 epochs_to_accuracy NUMBER epochs to the target, median; empty if a successful run did not reach it
@@ -270,8 +237,10 @@ outliers TEXT run_ids that are outliers among the repeats; the medians include t
 note TEXT why there is no comparison, if there is none
 throughput_unit TEXT unit of throughput: images/s, samples/s, tokens/s, steps/s; of wall times
     runs/h, shares/h
-""")
-_COST = _columns("""
+throughput* NUMBER rate over all ranks: median of successful repeats
+throughput_per_rank NUMBER throughput / ranks; dp: / GPUs
+time_of TEXT what time_s is of: epoch, an amount of work as 10M tokens, or run
+time*_s NUMBER time of that: the amount / throughput
 mean_time_s NUMBER time_s by the mean over epochs and runs, as costs need it
 gpu_hours NUMBER mean_time_s x devices / 3600 (CPU: processes)
 node_hours NUMBER mean_time_s x nodes / 3600
@@ -281,63 +250,30 @@ energy_kwh NUMBER energy of what time_s is of: an epoch, or an amount of work
 step_time_s NUMBER time of one optimizer step: median of successful repeats
 gpu_busy NUMBER gpu_busy_mean of the runs: median
 """)
-_OF_SIZE = ("strategy", "nodes", "ranks_per_node", "world_size", "scaling", "global_batch_size")
-SCALING = (
-    *IDENTITY[1:],
-    *(c for c in SIZE if c.name in (*_OF_SIZE, "batch_size_per_rank")),
-    *_RUNS,
-    *_with_interval(
-        "speed_up", "throughput / throughput of the baseline (weak scaling: the scaled speed-up)"
-    ),
-    *_with_interval("efficiency", "speed_up x devices of the baseline / devices"),
-    *_ACCURACY,
-    *_with_interval("throughput", "rate over all ranks: median of successful repeats"),
-    Column("throughput_per_rank", NUMBER, "throughput / ranks; dp: / GPUs"),
-    Column("time_of", TEXT, "what time_s is of: epoch, an amount of work as 10M tokens, or run"),
-    *_with_interval("time", "time of that: the amount / throughput", "_s"),
-    *_COST,
-)
-
-_FORECAST = "end of the 95 % prediction interval of one more run"
-FORECAST = (
-    *IDENTITY[1:],
-    *_columns("""
+FORECAST = _columns(
+    """
+study,series TEXT =results
 law TEXT average: of scaling laws; measured links: with those of jobkit comm
 measured_sizes TEXT world sizes that the forecast was made from
 times_beyond NUMBER world_size / the largest measured size
 world_size COUNT number of ranks
 nodes COUNT nodes that they need
-"""),
-    *(
-        column
-        for name, unit, text in (
-            ("speed_up", "", "throughput / the value of the laws at the baseline"),
-            ("efficiency", "", "speed_up x base_world_size / world_size"),
-            ("throughput", "", "rate over all ranks, in throughput_unit"),
-            ("time", "_s", "time of time_of: an epoch, or an amount of work"),
-            ("node_hours", "", "time_s x nodes / 3600"),
-        )
-        for column in _with_interval(name, f"forecast: {text}", unit, _FORECAST)
-    ),
-    Column("throughput_unit", TEXT, "unit of throughput"),
-    Column("time_of", TEXT, "what time_s is of"),
+speed_up* NUMBER forecast: throughput / the value of the laws at the baseline
+efficiency* NUMBER forecast: speed_up x base_world_size / world_size
+throughput* NUMBER forecast: rate over all ranks, in throughput_unit
+time*_s NUMBER forecast: time of time_of: an epoch, or an amount of work
+node_hours* NUMBER forecast: time_s x nodes / 3600
+throughput_unit TEXT unit of throughput
+time_of TEXT what time_s is of
+""",
+    end="end of the 95 % prediction interval of one more run",
 )
-
-_SAMPLE_DTYPES = {"host": TEXT, "gpu_uuids": TEXT, "energy_source": TEXT, "alone": FLAG}
-SAMPLES = (
-    *IDENTITY,
-    *_PLACE,
-    Column("rank", COUNT, "the rank that sampled"),
-    Column("t", NUMBER, "Unix time in seconds"),
-    *(Column(k, _SAMPLE_DTYPES.get(k, NUMBER), text) for k, text in KINDS["sample"].items()),
-)
-
-_COMM_DTYPES = {"operation": TEXT, "scope": TEXT, "correct": FLAG}
-_COMM_DTYPES |= dict.fromkeys(("ranks", "nodes", "bytes", "iterations"), COUNT)
-COMM = tuple(
-    Column(name, _COMM_DTYPES.get(name, NUMBER), meaning) for name, meaning in KINDS["comm"].items()
-)
-
+COMM = _columns("""
+operation,scope TEXT =comm
+ranks,nodes,bytes,iterations COUNT =comm
+time_s,time_low_s,time_high_s,algorithm_gb_per_s,bus_gb_per_s NUMBER =comm
+correct FLAG =comm
+""")
 DRILL = _columns("""
 fault TEXT the injected fault
 where TEXT nodes of the first attempt, or 'here'; empty if the fault is not possible there
