@@ -84,16 +84,17 @@ class Batches:
             yield Step(parts, len(batch), [None] * len(parts))
 
 
-def _signed(word: int) -> int:
-    return word - (1 << 64) if word >> 63 else word
+# The odd words of SplitMix64 (Steele et al., 2014), as signed numbers of 64 bits.
+_STEP = 0x9E3779B97F4A7C15 - 2**64
+_MIXERS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 
 
 def sample_hash(seed: int, epoch: int, indices: Tensor) -> Tensor:
-    """63 random bits per sample from (seed, epoch, index): SplitMix64 (Steele et al., 2014)."""
-    x = indices * _signed(0x9E3779B97F4A7C15) + _signed((seed * 0x2545F491 + epoch) % 2**63)
+    """63 random bits per sample from (seed, epoch, index)."""
+    x = indices * _STEP + (seed * 0x2545F491 + epoch) % 2**63
     # A shift of a negative number repeats its sign: the masks make the shifts logical ones.
-    x = (x ^ ((x >> 30) & (2**34 - 1))) * _signed(0xBF58476D1CE4E5B9)
-    x = (x ^ ((x >> 27) & (2**37 - 1))) * _signed(0x94D049BB133111EB)
+    x = (x ^ ((x >> 30) & (2**34 - 1))) * _MIXERS[0]
+    x = (x ^ ((x >> 27) & (2**37 - 1))) * _MIXERS[1]
     return (x ^ ((x >> 31) & (2**33 - 1))) & (2**63 - 1)
 
 
@@ -158,22 +159,13 @@ def data_bytes(images: int, size: int) -> int:
 
 
 class DeviceData:
-    """The images resident on the device, and the batches made there."""
+    """The images resident on the device, and the batches made there, of a dtype."""
 
     def __init__(
-        self,
-        data: Dataset,
-        device: torch.device,
-        spec: RunSpec,
-        dtype: torch.dtype = torch.float32,
+        self, data: Dataset, device: torch.device, spec: RunSpec, dtype: torch.dtype = torch.float32
     ) -> None:
-        """dtype: of the images."""
         self.device, self.dtype, self.crops_ahead = device, dtype, device.type != "cpu"
-        self._seed, self._augments, self._fast = (
-            spec.seed + spec.repeat,
-            spec.augment,
-            spec.speed_run,
-        )
+        self._spec, self._seed = spec, spec.seed + spec.repeat
         self._format = torch.channels_last if spec.channels_last else torch.contiguous_format
         self.train = Images(data.train.images.to(device), data.train.labels.to(device))
         self.test = Images(data.test.images.to(device), data.test.labels.to(device))
@@ -193,16 +185,14 @@ class DeviceData:
     def _crop(self, indices: Tensor, epoch: int) -> Crops:
         indices = indices.to(self.device)
         images = self.train.images.index_select(0, indices)
-        if not self._augments:
-            planes = images.permute(0, 3, 1, 2)
-        else:
-            bits = sample_hash(self._seed, epoch, indices)
-            if self._fast:
-                flips = alternating_flips(self._seed, epoch, indices)
-                planes = augment(images, bits, flips, padding=2, reflect=True)
-            else:
-                planes = augment(images, bits, bits // (2 * PADDING + 1) ** 2 % 2)
-        return planes, self.train.labels.index_select(0, indices)
+        labels = self.train.labels.index_select(0, indices)
+        if not self._spec.augment:
+            return images.permute(0, 3, 1, 2), labels
+        bits = sample_hash(self._seed, epoch, indices)
+        if self._spec.speed_run:
+            flips = alternating_flips(self._seed, epoch, indices)
+            return augment(images, bits, flips, padding=2, reflect=True), labels
+        return augment(images, bits, bits // (2 * PADDING + 1) ** 2 % 2), labels
 
     def cropped_ahead(self, steps: Iterable[Step], epoch: int) -> Iterator[Step]:
         """Yield the steps; on a GPU with the crops of several, which are made together.

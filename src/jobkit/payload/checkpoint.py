@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +118,7 @@ class Checkpoint:
     files: dict[str, dict[str, Any]]
     index: Any
 
-    @property
+    @cached_property
     def shapes(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
         """The shape and type of every tensor, by name."""
         entries = self.index.state_dict_metadata.items()
@@ -303,7 +304,6 @@ class Checkpoints:
         self.writing: Future[tuple[int, float]] | None = None  # its result: bytes and seconds
         self.begun_s = time.monotonic()  # the time of the last one, and its iteration
         self.begun = -1
-        self.newest: int | None = None  # the iteration of the run's last good checkpoint
 
     def save(self, trainer: "Trainer") -> bool:
         """Write a checkpoint, or start to; return whether it succeeded so far. Every rank calls.
@@ -352,12 +352,12 @@ class Checkpoints:
         try:
             size, time_s = write()
         except Unsaved as error:
-            last = "there is none" if self.newest is None else f"the last is of {self.newest}"
+            names = [folder.name for folder in found_in(self._paths.checkpoints)]
+            last = f"the last is {names[0]}" if names else "there is none"
             self._report.warn(
                 f"the checkpoint of iteration {self.begun} could not be written ({error}); {last}"
             )
             return False
-        self.newest = self.begun
         self._report.record(
             "checkpoint", action="saved", iteration=self.begun, bytes=size, time_s=time_s
         )

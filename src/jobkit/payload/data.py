@@ -88,8 +88,9 @@ def read_cifar10(folder: Path, download: bool = True) -> Dataset:
 
 def read_idx(folder: Path) -> Dataset:
     """MNIST and its like: grey images with a border of 2, in three equal channels."""
-    files, parts = find_idx(folder), []
-    for name in ("train", "test"):
+    files = find_idx(folder)
+
+    def part(name: str) -> Images:
         path = files[f"{name}_images"]
         images, labels = _read_idx_file(path, 3), _read_idx_file(files[f"{name}_labels"], 1)
         if images.shape[1:] != (28, 28) or len(images) != len(labels):
@@ -98,9 +99,11 @@ def read_idx(folder: Path) -> Dataset:
                 f"and {len(labels):,} labels beside; needs 28 x 28, and a label for each"
             )
         planes = F.pad(images, (2, 2, 2, 2))[..., None].expand(-1, -1, -1, 3)
-        parts.append(Images(planes, labels.long()))
-    classes = 1 + max(int(part.labels.max()) for part in parts)
-    return Dataset(parts[0], parts[1], [str(i) for i in range(classes)])
+        return Images(planes, labels.long())
+
+    train, test = part("train"), part("test")
+    classes = 1 + max(int(train.labels.max()), int(test.labels.max()))
+    return Dataset(train, test, [str(i) for i in range(classes)])
 
 
 def _read_idx_file(path: Path, dimensions: int) -> Tensor:
@@ -125,15 +128,13 @@ def read_folder(root: Path, say: Say) -> Dataset:
     except OSError as error:
         raise UsageError(f"{root}: {error}") from None
     say(f"reading {len(train.samples) + len(test.samples):,} images")
+
+    def part(source: ImageFolder) -> Images:
+        images = pool.map(_decode, [path for path, _ in source.samples])
+        return Images(torch.stack(list(images)), torch.tensor(source.targets))
+
     with ThreadPoolExecutor() as pool:
-        parts = [
-            Images(
-                torch.stack(list(pool.map(_decode, [path for path, _ in part.samples]))),
-                torch.tensor(part.targets),
-            )
-            for part in (train, test)
-        ]
-    return Dataset(parts[0], parts[1], train.classes)
+        return Dataset(part(train), part(test), train.classes)
 
 
 def _decode(path: str) -> Tensor:

@@ -62,7 +62,7 @@ def candidate(wanted: str, place: RankEnv) -> Candidate:
 
 
 def agreed(candidates: Sequence[Candidate], wanted: str, on_slurm: bool) -> tuple[str, str]:
-    """Return the device type for all ranks, given each rank's candidate, and a warning or "".
+    """The device type for all ranks, given each rank's candidate, and a warning or "".
 
     Off Slurm, "auto" takes the CPU where ranks would share a GPU. Raises UsageError, which names
     the ranks, where GPUs are shared otherwise, are defective, or are visible to some ranks only.
@@ -281,9 +281,8 @@ def banner(group: Group, threads: int) -> list[str]:
     # On a Slurm of several nodes on one machine only this name tells them apart.
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     mine = f"host {host}, local_rank {place.local_rank}, {name}, {threads} threads"
-    lines = [f"[Rank {rank}] {text}" for rank, text in enumerate(group.gather(mine))]
     master = f"{place.master_addr}:{place.master_port}" if place.master_port else "none"
     world, nodes = place.world_size, place.nodes
     head = f"backend {group.backend}, {world} process{'es' * (world > 1)}"
-    head += f" on {nodes} node{'s' * (nodes > 1)}"
-    return [f"{head}, master {master}", *lines]
+    head += f" on {nodes} node{'s' * (nodes > 1)}, master {master}"
+    return [head, *(f"[Rank {rank}] {text}" for rank, text in enumerate(group.gather(mine)))]

@@ -38,41 +38,36 @@ def read_rank_env(environ: Mapping[str, str] = os.environ) -> RankEnv:
     Raises UsageError for an environment that contradicts itself, with the fix.
     """
     try:
-        job: dict[str, Any] = {
-            "job_id": environ.get("SLURM_JOB_ID"),
-            "restart": int(environ.get("SLURM_RESTART_COUNT", 0)),
-        }
+        restart = int(environ.get("SLURM_RESTART_COUNT", 0))
         if "RANK" in environ and "WORLD_SIZE" in environ:
-            world_size = int(environ["WORLD_SIZE"])
-            place = RankEnv(
-                rank=int(environ["RANK"]),
-                local_rank=int(environ.get("LOCAL_RANK", 0)),
-                world_size=world_size,
-                local_world_size=int(environ.get("LOCAL_WORLD_SIZE", world_size)),
-                master_addr=environ.get("MASTER_ADDR", "127.0.0.1"),
-                master_port=int(environ.get("MASTER_PORT", 0)),
-                **job,
-            )
+            fields = _read_torchrun(environ)
         elif "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ:
-            place = RankEnv(**_read_slurm(environ, job["restart"]), **job)
+            fields = _read_slurm(environ, restart)
         else:
             return RankEnv()
-    except KeyError as error:
-        text = f"the launcher's variables cannot be read: {error.args[0]} is not set"
-        raise UsageError(text) from None
-    except ValueError as error:
-        raise UsageError(f"the launcher's variables cannot be read: {error}") from None
-    if min(place.world_size, place.local_world_size) < 1:
+    except (KeyError, ValueError) as error:
+        why = f"{error.args[0]} is not set" if isinstance(error, KeyError) else error
+        raise UsageError(f"the launcher's variables cannot be read: {why}") from None
+    place = RankEnv(**fields, job_id=environ.get("SLURM_JOB_ID"), restart=restart)
+    ranks, of_node = place.world_size, place.local_world_size
+    if of_node < 1 or ranks % of_node or place.rank >= ranks:
         raise UsageError(
-            f"the launcher's variables cannot be right: {place.world_size} ranks, "
-            f"{place.local_world_size} on each node"
-        )
-    if place.world_size % place.local_world_size or place.rank >= place.world_size:
-        raise UsageError(
-            f"{place.world_size} ranks do not fill nodes of {place.local_world_size}: give every "
-            "node the same number (--ntasks-per-node, or --nproc-per-node off Slurm)"
+            f"{ranks} ranks do not fill nodes of {of_node}: give every node the same number "
+            "(--ntasks-per-node, or --nproc-per-node off Slurm)"
         )
     return place
+
+
+def _read_torchrun(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of RankEnv for a process that torchrun started, or somebody as torchrun does."""
+    return {
+        "rank": int(environ["RANK"]),
+        "local_rank": int(environ.get("LOCAL_RANK", 0)),
+        "world_size": int(environ["WORLD_SIZE"]),
+        "local_world_size": int(environ.get("LOCAL_WORLD_SIZE", environ["WORLD_SIZE"])),
+        "master_addr": environ.get("MASTER_ADDR", "127.0.0.1"),
+        "master_port": int(environ.get("MASTER_PORT", 0)),
+    }
 
 
 def _read_slurm(environ: Mapping[str, str], restart: int) -> dict[str, Any]:
@@ -109,17 +104,19 @@ def expand_nodes(text: str) -> list[str]:
         raise ValueError(f"not a node list: {text!r}")
     names: list[str] = []
     for group in groups:
-        choices = []
-        for i, part in enumerate(re.split(r"\[(.*?)\]", group)):
-            ends = [word.partition("-") for word in part.split(",")] if i % 2 else []
-            numbers = [
-                f"{number:0{len(first)}d}"
-                for first, _, last in ends
-                for number in range(int(first), int(last or first) + 1)
-            ]
-            choices.append(numbers if i % 2 else [part])
+        parts = re.split(r"\[(.*?)\]", group)  # every second one stood in brackets
+        choices = [_numbers(part) if i % 2 else [part] for i, part in enumerate(parts)]
         names += map("".join, itertools.product(*choices))
     return names
+
+
+def _numbers(text: str) -> list[str]:
+    """The numbers of '1-3,07-08', each with as many digits as the first of its range."""
+    return [
+        f"{number:0{len(first)}d}"
+        for first, _, last in (word.partition("-") for word in text.split(","))
+        for number in range(int(first), int(last or first) + 1)
+    ]
 
 
 def default_port(job_id: int, restart: int) -> int:

@@ -56,16 +56,14 @@ class StopRequest:
 
 @dataclass(frozen=True)
 class PlannedFault:
-    """One fault, at one iteration of one rank in one attempt."""
+    """One fault of this rank, at one iteration."""
 
     kind: str
     iteration: int
-    rank: int
-    attempt: int
     marker: Path | None = None  # written right before the injection
 
     def inject(self, iteration: int, stop: StopRequest) -> None:
-        """Inject the fault if this is its iteration. stop: tells whether a signal was received."""
+        """Inject the fault if this is its iteration."""
         if iteration != self.iteration:
             return
         if self.marker:
@@ -104,6 +102,7 @@ def read_fault(
             f"{VARIABLE}={text}: must be KIND@ITERATION[:RANK[:ATTEMPT]], with a kind of "
             f"{', '.join(KINDS)}"
         )
+    if (int(match[3] or 0), int(match[4] or 0)) != (rank, attempt):
+        return None
     marker = paths.fault_marker(attempt) if paths else None
-    fault = PlannedFault(match[1], int(match[2]), int(match[3] or 0), int(match[4] or 0), marker)
-    return fault if (fault.rank, fault.attempt) == (rank, attempt) else None
+    return PlannedFault(match[1], int(match[2]), marker)

@@ -84,13 +84,11 @@ class JobGuard:
             late = time.monotonic() - checkpoints.begun_s >= self._every.seconds
         request = _STOP if self._stop.signal else _SAVE if late else _NOTHING
         if not self._alone:
-            left = trainer.total_steps - done
-            request = self._agree(request, done, left, trainer.epoch_over)
-        if checkpoints:
-            if checkpoints.writing and checkpoints.writing.done():
-                checkpoints.wait()
-            if self._every.iterations and done % self._every.iterations == 0:
-                request = max(request, _SAVE)
+            request = self._agree(request, trainer)
+        if checkpoints and checkpoints.writing and checkpoints.writing.done():
+            checkpoints.wait()
+        if self._every.iterations and done % self._every.iterations == 0:
+            request = max(request, _SAVE)
         if trainer.epoch_over:
             self._pending = request  # once the epoch is evaluated and recorded
         else:
@@ -106,9 +104,10 @@ class JobGuard:
             request = max(request, _SAVE)
         self._act(trainer, request)
 
-    def _agree(self, request: int, done: int, left: int, at_once: bool) -> int:
+    def _agree(self, request: int, trainer: "Trainer") -> int:
         """Give this rank's request; return the largest of all ranks when they last agreed."""
-        spacing = max(1, min(self._spacing, left // _MIN_AGREEMENTS))
+        done, at_once = trainer.progress.iteration, trainer.epoch_over
+        spacing = max(1, min(self._spacing, (trainer.total_steps - done) // _MIN_AGREEMENTS))
         if not at_once and done - self._asked < spacing:
             return _NOTHING
         agreed = self._settled()

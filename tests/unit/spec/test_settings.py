@@ -123,9 +123,9 @@ def test_a_fault_is_injected_in_one_rank_of_one_attempt_at_its_iteration() -> No
         return faults.read_fault(attempt, rank, environ={faults.VARIABLE: text})
 
     assert planned("") is planned("kill@5:1") is planned("hang@7:1", attempt=1, rank=1) is None
-    assert planned("kill@5") == faults.PlannedFault("kill", 5, 0, 0)
-    assert planned("usr2@7:1:2", attempt=2, rank=1) == faults.PlannedFault("usr2", 7, 1, 2)
-    fault = faults.PlannedFault("raise", 3, 0, 0)
+    assert planned("kill@5") == faults.PlannedFault("kill", 5)
+    assert planned("usr2@7:1:2", attempt=2, rank=1) == faults.PlannedFault("usr2", 7)
+    fault = faults.PlannedFault("raise", 3)
     fault.inject(2, StopRequest())
     with pytest.raises(RuntimeError, match="injected after iteration 3"):
         fault.inject(3, StopRequest())
