@@ -6,32 +6,13 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from checking import MissingError, by_rank, load, main
+from checking import MissingError, by_rank, has_left, load, main
 from ranks import join_group
 
 WORLD = 2
-REAL_INIT = dist.init_process_group
 
 
-class Join:
-    """Takes the place of init_process_group: notes how it is called, and joins through a file."""
-
-    def __init__(self, rank):
-        self.rank, self.backends = rank, []
-
-    def __call__(
-        self, backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, **_
-    ):  # as torch takes it: without a rank and a size those of the environment
-        place = int(os.environ["RANK"]) if rank < 0 else rank
-        size = int(os.environ["WORLD_SIZE"]) if world_size < 0 else world_size
-        if (place, size) != (self.rank, WORLD):  # it would wait for a rank that never comes
-            raise MissingError(f"joins as rank {place} of {size}, but is {self.rank} of {WORLD}")
-        self.backends.append(backend)
-        with mock.patch.object(dist, "init_process_group", REAL_INIT):
-            join_group(place, size, f"store{len(self.backends)}")
-
-
-def call(mine, join, reduces):
+def call(mine, backends, reduces):
     """Call setup() and cleanup() once; say what they did."""
     returned, joined, total = mine.setup(), dist.is_initialized(), None
     if joined and reduces:
@@ -39,32 +20,39 @@ def call(mine, join, reduces):
         dist.all_reduce(value)
         total = value.item()
     mine.cleanup()
-    left = not dist.is_initialized()
-    if not left:
-        dist.destroy_process_group()
+    left = has_left()
     if not (isinstance(returned, tuple | list) and len(returned) == 4):
         raise MissingError("setup() did not return four values")
     return {"place": tuple(returned[:3]), "device": str(returned[3]), "joined": joined,
-            "sum": total, "left": left, "backend": (join.backends or [None])[-1]}  # fmt: skip
+            "sum": total, "left": left, "backend": (backends or [None])[-1]}  # fmt: skip
 
 
-def work(rank, path):
+def work(me, path):
     """Each rank is the only one of its node: first without a GPU, then with a simulated one."""
-    os.environ.update(RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE=str(WORLD), LOCAL_WORLD_SIZE="1")
-    join = Join(rank)
+    os.environ.update(RANK=str(me), LOCAL_RANK="0", WORLD_SIZE=str(WORLD), LOCAL_WORLD_SIZE="1")
+    backends = []
+
+    # In the place of init_process_group, with torch's defaults; it joins through a file.
+    def join(backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, **_):
+        place = int(os.environ["RANK"]) if rank < 0 else rank
+        size = int(os.environ["WORLD_SIZE"]) if world_size < 0 else world_size
+        if (place, size) != (me, WORLD):  # it would wait for a rank that never comes
+            raise MissingError(f"joins as rank {place} of {size}, but is {me} of {WORLD}")
+        backends.append(backend)
+        join_group(place, size, f"store{len(backends)}")
+
     with mock.patch.object(dist, "init_process_group", join):
         mine = load(path, "setup", "cleanup")
-        plain = call(mine, join, reduces=True)
+        plain = call(mine, backends, reduces=True)
         with (
             mock.patch.object(torch.cuda, "is_available", lambda: True),
             mock.patch.object(torch.cuda, "device_count", lambda: 1),
             mock.patch.object(torch.cuda, "set_device", lambda device: None),
         ):
-            return plain, call(mine, join, reduces=False)
+            return plain, call(mine, backends, reduces=False)
 
 
 def judge(results):
-    """Say of each promise whether it is kept."""
     plain, gpu = zip(*results, strict=True)
     places, right = [r["place"] for r in plain], [(rank, 0, WORLD) for rank in range(WORLD)]
     devices, backends = [r["device"] for r in gpu], [plain[0]["backend"], gpu[0]["backend"]]

@@ -56,7 +56,6 @@ def work(rank, path):
 
 
 def judge(results):
-    """Say of each promise whether it is kept."""
     calls = [result["calls"] for result in results]
     orders = [[sum(epoch, []) for epoch in result["epochs"]] for result in results]
     seen = [set(order[0]) for order in orders]

@@ -49,7 +49,6 @@ def work(rank, path):
 
 
 def judge(results):
-    """Say of each promise whether it is kept."""
     worst = {name: max(result[name] for result in results) for name in results[0]}
     off = {name: f"they differ by up to {value:.2g}" for name, value in worst.items()}
     return [

@@ -1,5 +1,7 @@
 """Check of exercise 5.1: what a rank's program does, in which order, and what it leaves."""
 
+from types import SimpleNamespace
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -7,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from checking import by_rank, load, main
+from checking import by_rank, has_left, load, main
 from ranks import join_group
 
 WORLD = 2
@@ -15,52 +17,32 @@ DRY, UNKNOWN = "dry run", "unknown strategy"
 NEEDED = ("setup", "data", "model", "ddp", "optimizer")
 
 
-class Tools:
-    """What main() is given."""
-
-    def __init__(self, rank, name):
-        self.rank, self.name = rank, name
-
-    def setup(self):
-        """Join a group of its own for each try."""
-        join_group(self.rank, WORLD, f"store-{self.name}")
-        return self.rank, self.rank, WORLD, torch.device("cpu")
-
-    def data(self, rank, world_size):
-        """One batch, of this rank."""
-        return [torch.full((4, 6), float(rank))]
-
-    def model(self):
-        """A small model."""
-        return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
-
-    def ddp(self, model, device):
-        """Replicated."""
-        return DistributedDataParallel(model.to(device))
-
-    def fsdp(self, model, device):
-        """Sharded."""
-        return fully_shard(model.to(device), mesh=init_device_mesh("cpu", (WORLD,)))
-
-    def optimizer(self, model):
-        """Plain SGD."""
-        return torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def cleanup(self):
-        """Leave the group."""
-        dist.destroy_process_group()
-
-
 def observe(mine, rank, strategy, dry=False):
     """Call main() once; say what it did."""
-    tools, called, trained, refused = Tools(rank, f"{strategy}-{dry}"), [], [], False
+    called, trained, refused = [], [], False
 
-    def noted(name):
-        real = getattr(tools, name)
-        return lambda *args: (called.append(name), real(*args))[1]
+    def setup():  # each try joins a group of its own
+        join_group(rank, WORLD, f"store-{strategy}-{dry}")
+        return rank, rank, WORLD, torch.device("cpu")
 
-    for name in (*NEEDED, "fsdp", "cleanup"):
-        setattr(tools, name, noted(name))
+    def fsdp(model, device):
+        return fully_shard(model.to(device), mesh=init_device_mesh("cpu", (WORLD,)))
+
+    tools = SimpleNamespace(
+        setup=setup,
+        data=lambda rank, world_size: [torch.full((4, 6), float(rank))],  # one batch
+        model=lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)),
+        ddp=lambda model, device: DistributedDataParallel(model.to(device)),
+        fsdp=fsdp,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        cleanup=dist.destroy_process_group,
+    )
+
+    def noted(name, call):
+        return lambda *args: (called.append(name), call(*args))[1]
+
+    for name, call in list(vars(tools).items()):
+        setattr(tools, name, noted(name, call))
 
     def train(model, loader, optimizer, device):
         parameters = {id(p) for p in model.parameters()}
@@ -76,10 +58,7 @@ def observe(mine, rank, strategy, dry=False):
         if strategy != UNKNOWN:
             raise
         refused = True
-    left = not dist.is_initialized()
-    if not left:
-        dist.destroy_process_group()
-    return {"calls": called, "trained": trained, "left": left, "refused": refused}
+    return {"calls": called, "trained": trained, "left": has_left(), "refused": refused}
 
 
 def work(rank, path):
@@ -109,7 +88,6 @@ def judge_training(name, results):
 
 
 def judge(results):
-    """Say of each promise whether it is kept."""
     absent = [name for name in NEEDED if any(name not in r[DRY]["calls"] for r in results)]
     return [
         *judge_training("ddp", results),

@@ -87,7 +87,6 @@ def work(rank, path):
 
 
 def judge(results):
-    """Say of each promise whether it is kept."""
     trained, validated = zip(*results, strict=True)
     off, norms, expected, in_mode = zip(*trained, strict=True)
     returned, right, states, after = zip(*validated, strict=True)

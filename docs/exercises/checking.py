@@ -10,6 +10,8 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
+import torch.distributed as dist
+
 from ranks import Failure, attempt
 
 # What Gloo says when another rank has ended, or does not come.
@@ -43,6 +45,14 @@ def check(path, work, judge, join=True):
         # The others follow from the first one, where ranks wait for each other.
         return [(False, explain(min(failures, key=lambda failure: failure.at_s)))]
     return [(ok, text if ok else f"{text}: {found}") for ok, text, found in judge(results)]
+
+
+def has_left():
+    """Whether this rank has left its process group; if not, it leaves it now."""
+    left = not dist.is_initialized()
+    if not left:
+        dist.destroy_process_group()
+    return left
 
 
 def explain(failure):

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed import init_process_group  # check 2.1 has another one in dist
 
 MIB = 2**20
 WAIT_S = 60.0  # until a collective gives up on a rank that does not come
@@ -110,7 +111,7 @@ def join_group(rank, world, name="store", wait_s=WAIT_S):
     """Join a process group of all ranks, through a file of this name in their folder."""
     store = dist.FileStore(f"{os.environ['EXERCISE_FOLDER']}/{name}", world)
     timeout = datetime.timedelta(seconds=wait_s)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
+    init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
     # A rank that left before the other is connected would end it.
     dist.all_reduce(torch.zeros(1))
 
