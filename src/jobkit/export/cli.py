@@ -61,12 +61,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     from jobkit.export.weights import trained_model
 
     formats.check_tools(args.to)
-    order = formats.Order(args.to, args.max_batch, args.jacobian)
     trained = trained_model(args.run, args.model, _warn)
     unfinished = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
     unfinished.mkdir(parents=True)
     try:
-        difference, jacobian = formats.write_folder(unfinished, trained, order)
+        difference, jacobian = formats.write_folder(
+            unfinished, trained, args.to, args.max_batch, args.jacobian
+        )
         text = f"largest difference {difference:.3g} of {formats.TOLERANCE:g} allowed"
         agrees = difference <= formats.TOLERANCE  # a NaN is not
         if jacobian is not None:

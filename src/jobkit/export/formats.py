@@ -8,7 +8,6 @@ import platform
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -35,15 +34,6 @@ _X86 = platform.machine() in ("x86_64", "AMD64")
 _MARCH, _VECTOR_BITS = ("x86-64-v3", 256) if _X86 else ("native", None)
 
 Run = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Order:
-    """What to export."""
-
-    to: str
-    max_batch: int = 1024
-    jacobian: bool = False
 
 
 class Deployed(nn.Module):
@@ -76,7 +66,9 @@ def check_tools(to: str) -> None:
         )
 
 
-def write_folder(folder: Path, trained: Trained, order: Order) -> tuple[float, float | None]:
+def write_folder(
+    folder: Path, trained: Trained, to: str, max_batch: int, with_jacobian: bool
+) -> tuple[float, float | None]:
     """Write all files into an empty folder, and load the model again to compare it.
 
     Returns the largest difference of logits, and that of the Jacobian if there is one, in the units
@@ -88,31 +80,30 @@ def write_folder(folder: Path, trained: Trained, order: Order) -> tuple[float, f
         expected = model(pixels)
     (folder / "images.u8").write_bytes(images.numpy().tobytes())
     (folder / "expected.f32").write_bytes(expected.numpy().tobytes())
-    path = folder / FILES[order.to]
-    write(model, path, order)
-    difference = _difference(load(order.to, path, model), model, pixels, order.max_batch)
-    jacobian = _jacobian(folder, model, pixels[:1]) if order.jacobian else None
-    versions = {"jobkit": __version__, "python": platform.python_version()}
-    versions |= {"torch": torch.__version__}
-    versions |= {name: metadata.version(name) for name in _OF_ONNX if order.to == "onnx"}
-    checksums = {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()
-    }
+    path = folder / FILES[to]
+    write(model, path, to, max_batch)
+    difference = _difference(load(to, path, model), model, pixels, max_batch)
+    jacobian = _jacobian(folder, model, pixels[:1]) if with_jacobian else None
     manifest: dict[str, Any] = {
-        "format": order.to,
+        "format": to,
         "model": trained.spec.model,
         "checkpoint": trained.folder.name,
         "iteration": trained.iteration,
         "input": {"dtype": "float32", "shape": ["batch", 3, 32, 32], "range": [0, 255]},
         "output": {"dtype": "float32", "shape": ["batch", trained.classes]},
-        "normalisation": {"mean": MEAN, "std": STD, "in_the_model": order.to != "state_dict"},
+        "normalisation": {"mean": MEAN, "std": STD, "in_the_model": to != "state_dict"},
         "difference": difference,
         "jacobian_difference": jacobian,
-        "versions": versions,
-        "sha256": checksums,
+        "versions": {
+            "jobkit": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            **{name: metadata.version(name) for name in _OF_ONNX if to == "onnx"},
+        },
+        "sha256": {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir()},
     }
-    if order.to != "state_dict":
-        manifest["max_batch"] = order.max_batch  # hpc/inference reads it
+    if to != "state_dict":
+        manifest["max_batch"] = max_batch  # hpc/inference reads it
     write_json(folder / "manifest.json", manifest)
     return difference, jacobian
 
@@ -123,16 +114,15 @@ def example_images() -> Tensor:
     return torch.randint(0, 256, (8, 3, 32, 32), generator=generator, dtype=torch.uint8)
 
 
-def write(model: Deployed, path: Path, order: Order) -> None:
+def write(model: Deployed, path: Path, to: str, max_batch: int) -> None:
     """Write the model in a format. Raises UsageError for a model that cannot be exported."""
-    if order.to == "state_dict":
+    if to == "state_dict":
         torch.save(model.model.state_dict(), path)
         return
     # An example of several images, or their number would be a constant; from 1 by the range's end.
-    most = order.max_batch
-    pixels = torch.zeros(min(8, most), 3, 32, 32)
-    shapes = ({0: torch.export.Dim("batch", min=1, max=most)} if most > 1 else {},)
-    if order.to == "aoti":
+    pixels = torch.zeros(min(8, max_batch), 3, 32, 32)
+    shapes = ({0: torch.export.Dim("batch", min=1, max=max_batch)} if max_batch > 1 else {},)
+    if to == "aoti":
         _compile(model, pixels, shapes, path)
         return
     names: dict[str, Any] = {"input_names": ["pixels"], "output_names": ["logits"]}

@@ -83,7 +83,7 @@ def test_the_five_lines_of_the_page_load_it(tmp_path, monkeypatch) -> None:
     with torch.inference_mode():
         expected = formats.Deployed(model)(images.float())
     Path("images.u8").write_bytes(images.numpy().tobytes())
-    formats.write(formats.Deployed(model), Path("model.pt"), formats.Order("state_dict"))
+    formats.write(formats.Deployed(model), Path("model.pt"), "state_dict", 1024)
     page = (ROOT / "docs" / "export.md").read_text()
     (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert len(code.splitlines()) == 6  # five, and one that calls the model
@@ -176,7 +176,7 @@ class Branching(nn.Module):
 
 def test_a_model_that_branches_on_values_cannot_be_exported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"the model cannot be exported: .*state_dict takes any"):
-        formats.write(formats.Deployed(Branching()), tmp_path / "x.pt2", formats.Order("aoti"))
+        formats.write(formats.Deployed(Branching()), tmp_path / "x.pt2", "aoti", 1024)
 
 
 def test_the_package_for_cpp_has_the_numbers_of_autograd(export, run, monkeypatch) -> None:
