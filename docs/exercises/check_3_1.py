@@ -17,7 +17,6 @@ WAITING = ("barrier", "all_reduce", "broadcast", "all_gather_object", "broadcast
 
 
 def work(rank, path):
-    """Download, then two epochs."""
     folder, barrier, calls = Path(os.environ["EXERCISE_FOLDER"]), dist.barrier, []
 
     def mark(what):  # says to the other rank how far this one is

@@ -69,7 +69,6 @@ def work(rank, path):
 
 
 def judge_training(name, results):
-    """The promises of one strategy."""
     trained = [result[name]["trained"] for result in results]
     counts = [len(calls) for calls in trained]
     if counts != [1] * WORLD:

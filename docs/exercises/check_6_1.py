@@ -22,20 +22,17 @@ class Watched(nn.Module):
         self.states = []  # training mode, gradients recorded
 
     def forward(self, x):
-        """(N, 6) to (N, 3)."""
         self.states.append((self.training, torch.is_grad_enabled()))
         return self.layers(x)
 
 
 def batches(seed, sizes):
-    """Batches of these sizes."""
     made = torch.Generator().manual_seed(seed)
     return [(torch.randn(n, 6, generator=made), torch.randint(3, (n,), generator=made))
             for n in sizes]  # fmt: skip
 
 
 def norm_of(model):
-    """The norm of all gradients."""
     return float(
         nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     )
@@ -79,7 +76,6 @@ def evaluate(mine, rank):
 
 
 def work(rank, path):
-    """Train, then validate."""
     mine = load(path, "train_epoch", "evaluate")
     trained = train(mine, rank)
     gather(None)

@@ -9,7 +9,6 @@ SAMPLES, GLOBAL_BATCH = 1000, 64
 
 
 def batches():
-    """Pass each batch of an epoch through the CNN, with two assertions."""
     model, rows = CNN(10), []
     for world in (1, 2, 4):
         samples = torch.arange(SAMPLES)[0::world]  # those of rank 0

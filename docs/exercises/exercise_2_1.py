@@ -23,7 +23,6 @@ def place(rank):
 
 
 def places():
-    """Two processes, their variables, and a sum over both."""
     head = ("rank", "process", "RANK", "LOCAL_RANK", "WORLD_SIZE", "joined before", "own value")
     rows = on_ranks(place, join=False)
     return "two processes join a group and add up rank + 1", (*head, "sum"), rows
@@ -44,7 +43,6 @@ def come(rank, ranks_that_come):
 
 
 def incomplete():
-    """A group of two of which one comes."""
     rows = [row for count in (2, 1) for row in on_ranks(come, count, join=False)]
     head = ("processes that come", "rank", "timeout (s)", "init_process_group", "took (s)")
     return "a group of two", head, rows

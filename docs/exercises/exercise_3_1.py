@@ -25,7 +25,6 @@ def see(rank, sampled, epoch=None):
 
 
 def shares():
-    """One epoch on two ranks without and with a sampler, by index."""
     rows = []
     for name, sampled in (("none", False), ("DistributedSampler", True)):
         seen = on_ranks(see, sampled)
@@ -36,7 +35,6 @@ def shares():
 
 
 def orders():
-    """Three epochs of rank 0 without and with set_epoch."""
     rows = []
     for name in ("not called", "called"):
         before = []
@@ -66,7 +64,6 @@ def read(rank, waits):
 
 
 def files():
-    """A download by rank 0, with and without a barrier after it."""
     rows = [row for waits in (False, True) for row in on_ranks(read, waits)]
     head = ("wait", "rank", "reads after (s)", "bytes found", "bytes in the end")
     return "rank 0 writes a file of 1,000,000 bytes", head, rows

@@ -24,7 +24,6 @@ def step(rank, wrapped):
 
 
 def gradients():
-    """One step of a model with one weight, on two ranks with other data."""
     rows = [
         ("DDP" if wrapped else "plain model", rank, *values)
         for wrapped in (False, True)
@@ -45,7 +44,6 @@ def hold(rank, world):
 
 
 def held():
-    """What each rank holds at one, two and three ranks."""
     rows = [row for world in (1, 2, 3) for row in on_ranks(hold, world, world=world)]
     head = ("ranks", "rank", "parameters", "parameters (MiB)", "gradients (MiB)")
     return "8 linear layers of 512 x 512 under DDP: held by each rank", head, rows

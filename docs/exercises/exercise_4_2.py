@@ -70,13 +70,11 @@ def step_mib(groups, frees=True):
 
 
 def hold(rank):
-    """A row of each strategy."""
     ways = {name: (0,) if frees is None else (LAYERS, frees) for name, frees in STRATEGIES.items()}
     return [(name, rank, *step_mib(*way)) for name, way in ways.items()]
 
 
 def forward():
-    """DDP, SHARD_GRAD_OP and FULL_SHARD."""
     rows = [row for pair in zip(*on_ranks(hold), strict=True) for row in pair]
     size = WIDTH * WIDTH * 4 / MIB
     title = f"{LAYERS} layers of {size:g} MiB on two ranks: MiB of all tensors of a rank"
@@ -85,7 +83,6 @@ def forward():
 
 
 def gather_in_groups(rank):
-    """A row of each number of groups."""
     rows = []
     for groups in (1, 2, 4, LAYERS):
         mib = []

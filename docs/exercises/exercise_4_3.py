@@ -33,7 +33,6 @@ def measure(rank, width, groups):
 
 
 def per_step():
-    """DDP and FSDP for a small and a larger model."""
     rows = [
         (8 * width**2, name, *on_ranks(measure, width, groups)[0])
         for width in (32, 512)

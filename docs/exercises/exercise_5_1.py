@@ -36,7 +36,6 @@ def leave(rank, cleans):
 
 
 def left_over():
-    """A program that leaves its process group, and one that does not."""
     rows = [row for cleans in (False, True) for row in on_ranks(leave, cleans, join=False)[0]]
     head = ("main() ends with", "rank", "moment", "threads", "sockets")
     return "threads and sockets of a rank", head, rows
@@ -65,7 +64,6 @@ def call_more(rank, call):
 
 
 def alone():
-    """A collective that one rank does not call."""
     calls = ("all_reduce", "monitored_barrier")
     rows = [row for call in calls for row in on_ranks(call_more, call)]
     title = f"rank 0 calls a fourth collective and rank 1 does not; timeout {WAIT_S:g} s"

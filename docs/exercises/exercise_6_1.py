@@ -28,7 +28,6 @@ def norms(clears):
 
 
 def gradients():
-    """The same steps with and without zero_grad."""
     pairs = enumerate(zip(norms(True), norms(False), strict=True))
     head = ("step", "norm with zero_grad", "norm without", "loss with zero_grad", "loss without")
     rows = [(i, a[0], b[0], a[1], b[1]) for i, (a, b) in pairs]
@@ -36,7 +35,6 @@ def gradients():
 
 
 def memory():
-    """A validation pass with and without no_grad."""
     model, images = CNN(10).eval(), torch.randn(IMAGES, 3, 32, 32)
     rows = []
     for no_grad in (True, False):
@@ -48,7 +46,6 @@ def memory():
 
 
 def modes():
-    """Dropout and batch normalisation in both modes, on the same batch twice."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.5))
     norm, x, rows = model[1], torch.randn(64, 16), []
@@ -83,7 +80,6 @@ def losses(rank):
 
 
 def means():
-    """The validation loss of ranks with 16 and 4 samples, three ways."""
     head = ("rank", "samples", "no all-reduce", "mean of the means", "sums and counts")
     title = "validation loss over 20 samples on two ranks"
     return title, (*head, "one process"), on_ranks(losses)

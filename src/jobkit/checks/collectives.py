@@ -83,7 +83,6 @@ class Exchange:
         self.scratch.copy_(self.source)
 
     def run(self) -> None:
-        """Do it once."""
         match self.operation:
             case "all_reduce":
                 dist.all_reduce(self.buffer, group=self.group)
@@ -241,7 +240,6 @@ def free_bytes(device: torch.device, ranks: int) -> int:
 
 
 def line(result: Sample) -> str:
-    """One result for people, under HEAD."""
     times = (say_seconds(t) for t in (result.time_s, result.time_low_s, result.time_high_s))
     return (
         f"{result.operation:<15} {result.ranks:>5}  {result.scope:<10}"

@@ -33,7 +33,6 @@ exit codes: 0 measured; 1 failed, or a result was wrong; 2 wrong usage
 
 
 def parser() -> Parser:
-    """The command line."""
     new = Parser(
         prog="jobkit comm",
         usage="%(prog)s [options]",

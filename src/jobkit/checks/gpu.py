@@ -114,7 +114,6 @@ def epoch(spec: RunSpec, group: Group) -> list[str]:
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the numbers; return 4 where one is outside of its bounds."""
     parser = Parser(prog="python -m jobkit.checks.gpu", description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
     args, place = parser.parse_args(argv), read_rank_env()

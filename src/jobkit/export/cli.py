@@ -25,7 +25,6 @@ that cannot be exported; 4 the result differs from the model that was trained: n
 
 
 def parser() -> Parser:
-    """The command line."""
     parser = Parser(prog="jobkit export", description=__doc__.splitlines()[0], epilog=EPILOG)
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="a run's folder, or one of its checkpoints")
@@ -41,7 +40,6 @@ def parser() -> Parser:
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Export; return the exit code."""
     args = parser().parse_args(argv)
     if args.to != "aoti" and args.jacobian:
         raise UsageError("--jacobian is of --to aoti")

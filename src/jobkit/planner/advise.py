@@ -38,17 +38,14 @@ class Option(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The strategy with its mode."""
         return self.footprint.label
 
     @property
     def gib(self) -> str:
-        """Its memory, for a sentence."""
         return f"{self.footprint.total / GIB:.3g} GiB"
 
     @property
     def duration(self) -> str:
-        """Its communication time, for a reader."""
         return "-" if math.isnan(self.seconds) else say_seconds(self.seconds)
 
     @property
@@ -78,7 +75,6 @@ def choose(options: Sequence[Option]) -> Option | None:
 
 
 def reasons(taken: Option, options: Sequence[Option]) -> list[str]:
-    """Why this one, in words."""
     if taken.label == "single":
         return ["one GPU: it fits, and there is no communication"]
     if taken.splits_model:
@@ -109,7 +105,6 @@ _NOTES = """   communication: of one optimizer step at these bandwidths, as ring
 
 
 def parser() -> Parser:
-    """The command line."""
     parser = Parser(
         prog="jobkit advise",
         usage="%(prog)s --device-memory GIB [options]",

@@ -63,12 +63,10 @@ class Footprint:
 
     @property
     def label(self) -> str:
-        """The strategy with its mode."""
         return FACTS[self.spec.strategy].label(self.spec.to_dict())
 
     @property
     def total(self) -> int:
-        """All that is known."""
         return sum(getattr(self, part) or 0 for part in PARTS) - self.offloaded
 
 
@@ -167,7 +165,6 @@ def _gathered(spec: RunSpec, subject: Subject) -> tuple[int, int, int]:
 def _of_pipeline_rank(
     strategy: Any, subject: Subject, stages: Sequence[Stage], rank: int
 ) -> Footprint:
-    """One rank of a pipeline."""
     spec, here, last = strategy.spec, strategy.stages_here(rank), strategy.num_stages - 1
     own = [stages[i] for i in here]
     gradients = sum(stage.gradients for stage in own)
@@ -240,6 +237,5 @@ def idle_share(spec: RunSpec) -> float:
 
 
 def parameters_of_model(spec: RunSpec, classes: int) -> int:
-    """How many the model has."""
     model, _ = fake_model(spec.model, spec.width, spec.hidden, classes)
     return sum(p.numel() for p in model.parameters())

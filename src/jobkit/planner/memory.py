@@ -85,7 +85,6 @@ _NOTES = """
 
 
 def parser() -> Parser:
-    """The command line."""
     parser = Parser(
         prog="jobkit memory",
         usage="%(prog)s [options]",
@@ -103,7 +102,6 @@ def parser() -> Parser:
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table; return the exit code."""
     args = parser().parse_args(argv)
     if args.parameters and ("model" in args or "width" in args):
         raise UsageError("--parameters stands for a model: leave out --model and --width")

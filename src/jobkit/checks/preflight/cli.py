@@ -28,7 +28,6 @@ Options of a training are taken too: its --run-dir, --dataset, --data-dir and --
 
 
 def parser() -> Parser:
-    """Return the parser of the command line."""
     options = Parser(
         prog="jobkit preflight",
         description="Check an allocation on every rank: ranks, GPUs, cores, network, data, logs.",

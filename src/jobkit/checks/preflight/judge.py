@@ -73,7 +73,6 @@ class CheckResult:
     notes: list[str] = field(default_factory=list)
 
     def fault(self, place: str, what: str, fix: str) -> None:
-        """Add what is wrong."""
         self.faults.append(f"{place}: {what}; fix: {fix}")
 
     def fault_each(self, facts: Sequence[Facts], texts: Iterable[str], fix: str) -> None:
@@ -118,12 +117,10 @@ def where(facts: Sequence[Facts]) -> str:
 
 
 def nodes_of(facts: Sequence[Facts]) -> str:
-    """How many nodes there are, with the word."""
     return counted(len(by_host(facts)), "node")
 
 
 def by_host(facts: Sequence[Facts]) -> dict[str, list[Facts]]:
-    """The facts of each node."""
     return grouped(facts, [f["host"] for f in facts])
 
 

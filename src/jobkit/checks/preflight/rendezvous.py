@@ -47,11 +47,9 @@ class Connection:
         return message
 
     def send_line(self, line: str) -> None:
-        """Send one line of text."""
         self._socket.sendall(line.encode() + b"\n")
 
     def receive_line(self, timeout_s: float | None) -> str:
-        """Return the next line of text; raises OSError or ValueError."""
         self._socket.settimeout(timeout_s)
         line = self._file.readline(_MESSAGE_BYTES)
         if not line.endswith(b"\n"):
@@ -135,7 +133,6 @@ class Rendezvous:
         return list(messages.values())
 
     def _reporting(self) -> set[Connection]:
-        """Those who have sent their facts and are connected still."""
         return self._messages[FACTS].keys() & self._members
 
     def answer(self, message: Message) -> None:

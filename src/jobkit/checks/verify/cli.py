@@ -21,7 +21,6 @@ EPILOG = """examples:
 
 
 def parser() -> Parser:
-    """The command line."""
     new = Parser(prog="jobkit verify", description=__doc__.splitlines()[0], epilog=EPILOG)
     add = new.add_argument
     default = f"strategies to check (default: {' '.join(STRATEGIES)}; with --model: ddp fsdp)"

@@ -58,28 +58,6 @@ class Difference:
         return near and (self.evaluation == 0 or not self.case.exact)
 
 
-class Recorder:
-    """An observer that keeps each step's loss, gradients and new parameters in a trace."""
-
-    def __init__(self, trainer: Trainer, steps: Trace) -> None:
-        self._steps, self._sum_before = steps, 0.0
-        # Those that the optimizer takes: reduced over the ranks, and clipped where wanted.
-        trainer.optimizer.register_step_pre_hook(
-            lambda *_: steps["gradients"].append(trainer.strategy.whole(gradients=True))
-        )
-
-    def before(self, trainer: Trainer, step: Step) -> None:
-        """See Observer."""
-        self._sum_before = trainer.loss_sum.item()
-
-    def after(self, trainer: Trainer, step: Step) -> None:
-        """See Observer."""
-        loss = trainer.loss_sum.item() - self._sum_before
-        total = trainer.group.reduce({"loss": loss}, "sum")["loss"]
-        self._steps["losses"].append(total / step.global_count)
-        self._steps["parameters"].append(trainer.strategy.whole())
-
-
 def trace(
     spec: RunSpec, group: Group, dtype: torch.dtype, inject: Inject | None, num_classes: int
 ) -> Trace:
@@ -88,9 +66,24 @@ def trace(
     report = Reporter(None, 0, 1)  # as a rank that prints nothing
     trainer = build_trainer(spec, group, data, report, dtype)
     steps: Trace = {"losses": [], "gradients": [], "parameters": [], "evaluations": []}
-    hold_still(trainer.strategy.model)
-    recorder = Recorder(trainer, steps)
-    trainer.before_step, trainer.after_step = [recorder.before], [recorder.after]
+    strategy, loss_before = trainer.strategy, 0.0
+    hold_still(strategy.model)
+
+    def before(trainer: Trainer, step: Step) -> None:
+        nonlocal loss_before
+        loss_before = trainer.loss_sum.item()
+
+    def after(trainer: Trainer, step: Step) -> None:
+        loss = trainer.loss_sum.item() - loss_before
+        total = group.reduce({"loss": loss}, "sum")["loss"]
+        steps["losses"].append(total / step.global_count)
+        steps["parameters"].append(strategy.whole())
+
+    trainer.before_step, trainer.after_step = [before], [after]
+    # Those that the optimizer takes: reduced over the ranks, and clipped where wanted.
+    trainer.optimizer.register_step_pre_hook(
+        lambda *_: steps["gradients"].append(strategy.whole(gradients=True))
+    )
     if inject is not None:
         inject(trainer)
     for epoch in range(spec.epochs):
