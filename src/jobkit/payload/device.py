@@ -71,9 +71,9 @@ def git_commit() -> str | None:
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(REPOSITORY), *words]
-        return subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=10
-        ).stdout.strip()
+        return subprocess.check_output(
+            command, stderr=subprocess.DEVNULL, text=True, timeout=10
+        ).strip()
 
     if INSTALLED:  # a repository around it is somebody else's
         return None
@@ -102,10 +102,10 @@ def keep_freed_memory() -> None:
 def peak_memory_mib(device: torch.device) -> dict[str, float]:
     """Peaks since the start in MiB, by the names of the epoch's record; NaN: not known."""
     allocated = reserved = used = math.nan
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    with suppress(OSError):  # the kernel's high-water mark; getrusage's includes the parent's
-        marks = re.search(r"VmHWM:\s+([0-9]+)", Path("/proc/self/status").read_text())
-        resident = int(marks[1]) / 1024 if marks else resident
+    # The kernel's high-water mark; getrusage's includes the parent's.
+    mark = re.search(r"VmHWM:\s+([0-9]+)", Path("/proc/self/status").read_text())
+    peak = mark[1] if mark else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    resident = int(peak) / 1024
     if device.type == "cuda":
         allocated = torch.cuda.max_memory_allocated(device) / 2**20
         reserved = torch.cuda.max_memory_reserved(device) / 2**20
@@ -165,14 +165,15 @@ def recorded(device: torch.device) -> dict[str, str]:
     """What the switches are, and cuDNN's version, beside versions(); nothing on the CPU."""
     if device.type != "cuda":
         return {}
-    cudnn, matmul = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    switches = {
-        "cudnn": str(torch.backends.cudnn.version()),
-        "cudnn_benchmark": str(torch.backends.cudnn.benchmark).lower(),
-        "fp32": {(True, True): "tf32", (False, False): "ieee"}.get((cudnn, matmul), "mixed"),
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    tf32 = {cudnn.allow_tf32, matmul.allow_tf32}
+    return {
+        "cudnn": str(cudnn.version()),
+        "cudnn_benchmark": str(cudnn.benchmark).lower(),
+        "fp32": "mixed" if len(tf32) > 1 else "tf32" if tf32 == {True} else "ieee",
         "deterministic": str(torch.are_deterministic_algorithms_enabled()).lower(),
+        **{name.lower(): os.environ[name] for name in _SAME_BITS if name in os.environ},
     }
-    return switches | {name.lower(): os.environ[name] for name in _SAME_BITS if name in os.environ}
 
 
 # --- random numbers, which dropout draws: each rank's own, and kept in checkpoints ---------------

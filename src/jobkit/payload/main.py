@@ -55,41 +55,28 @@ def parser() -> argparse.ArgumentParser:
         "'bash run.sh --help' shows how it is started.",
         epilog=EPILOG,
     )
-    options.add_argument("--run-dir", type=Path, help="the run's folder (run.sh gives it)")
-    options.add_argument("--attempt", type=int, default=0, help="number of this start of the run")
-    options.add_argument(
-        "--spec",
-        type=Path,
-        metavar="FILE",
-        help="repeat a run from the spec.json that it left, or take settings from a YAML file "
-        "(epochs: 3); other options override it, and the number of ranks comes from the launcher",
+    add = options.add_argument
+    add("--run-dir", type=Path, help="the run's folder (run.sh gives it)")
+    add("--attempt", type=int, default=0, help="number of this start of the run")
+    spec = (
+        "repeat a run from the spec.json that it left, or take settings from a YAML file "
+        "(epochs: 3); other options override it, and the number of ranks comes from the launcher"
     )
-    options.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="set everything up, one forward pass, then stop; nothing is written",
+    add("--spec", type=Path, metavar="FILE", help=spec)
+    dry = "set everything up, one forward pass, then stop; nothing is written"
+    add("--dry-run", action="store_true", help=dry)
+    check = "check the settings for this number of ranks (default 1) without torch, then stop"
+    add("--check", type=int, nargs="?", const=1, metavar="RANKS", help=check)
+    source = (
+        "start from a checkpoint of another run: its folder, or one in its checkpoints/; the "
+        "strategy and the number of ranks may differ"
     )
-    options.add_argument(
-        "--check",
-        type=int,
-        nargs="?",
-        const=1,
-        metavar="RANKS",
-        help="check the settings for this number of ranks (default 1) without torch, then stop",
+    add("--resume-from", type=Path, metavar="DIR", help=source)
+    fresh = (
+        "start from scratch even if an earlier attempt of this run left a checkpoint; a "
+        "requeued job still resumes from its own"
     )
-    options.add_argument(
-        "--resume-from",
-        type=Path,
-        metavar="DIR",
-        help="start from a checkpoint of another run: its folder, or one in its checkpoints/; the "
-        "strategy and the number of ranks may differ",
-    )
-    options.add_argument(
-        "--fresh",
-        action="store_true",
-        help="start from scratch even if an earlier attempt of this run left a checkpoint; a "
-        "requeued job still resumes from its own",
-    )
+    add("--fresh", action="store_true", help=fresh)
     add_recipe_argument(options)
     add_spec_arguments(options)
     return options
@@ -121,42 +108,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler prints its own start
         stop = StopRequest()
         stop.listen()  # before torch is imported, which takes seconds
-        return _run_rank(spec, paths, args, stop)
+        place = read_rank_env()
+        spec = replace(spec, nodes=place.nodes, ranks_per_node=place.local_world_size)
+        set_threads(spec.threads or share_of_cores(place.local_world_size))
+        if spec.device == "cpu":
+            hide_gpus()
+        prepare_rocm(place.local_rank)
+        gc.disable()  # imports make many objects, in which garbage is looked for again and again
+        from jobkit.payload.run import RankJob, run_rank
+
+        gc.enable()
+        job = RankJob(
+            spec=spec,
+            place=place,
+            paths=paths,
+            attempt=args.attempt,
+            dry_run=args.dry_run,
+            stop=stop,
+            resume_from=args.resume_from,
+            fresh=args.fresh,
+            restarted=place.restart > 0 or os.environ.get("JOBKIT_RESTARTS", "0") != "0",
+        )
+        done = as_rank(place.rank, lambda: run_rank(job))
+        # The outcome says 75 where there is one: another code would only end other ranks.
+        return Exit.OK if done or paths else Exit.AGAIN
     except UsageError as error:
         from jobkit.payload.report import write_outcome
 
         write_outcome(paths, args.attempt, "failed", Exit.USAGE, str(error))
         return refused(error)
-
-
-def _run_rank(
-    spec: RunSpec, paths: RunPaths | None, args: argparse.Namespace, stop: StopRequest
-) -> int:
-    """Train as one rank; return its exit code. A failure is logged with the rank."""
-    place = read_rank_env()
-    spec = replace(spec, nodes=place.nodes, ranks_per_node=place.local_world_size)
-    set_threads(spec.threads or share_of_cores(place.local_world_size))
-    if spec.device == "cpu":
-        hide_gpus()
-    prepare_rocm(place.local_rank)
-    gc.disable()  # imports make many objects, in which garbage is looked for again and again
-    from jobkit.payload.run import RankJob, run_rank
-
-    gc.enable()
-    job = RankJob(
-        spec=spec,
-        place=place,
-        paths=paths,
-        attempt=args.attempt,
-        dry_run=args.dry_run,
-        stop=stop,
-        resume_from=args.resume_from,
-        fresh=args.fresh,
-        restarted=place.restart > 0 or os.environ.get("JOBKIT_RESTARTS", "0") != "0",
-    )
-    done = as_rank(place.rank, lambda: run_rank(job))
-    # The outcome says 75 where there is one: another code would only end other ranks.
-    return Exit.OK if done or paths else Exit.AGAIN
 
 
 def as_rank(rank: int, act: Callable[[], T]) -> T:
@@ -190,11 +170,10 @@ def leave(code: int) -> NoReturn:
     """End the process at once, all output flushed, without the interpreter's finalisation.
 
     After a failure, destructors of a process group may wait for ranks that will not answer. After
-    success, a sharded model still keeps the threads of Gloo and autograd alive (DDP's are gone by
-    then): one that asks for the GIL while the interpreter is taken down is ended by force, which
-    aborts the process, and a run that has recorded its success looks failed. Files are closed and
-    the group is destroyed by now, so nothing is lost. Under a vendor's profiler the process ends
-    as any other does, unless it failed: what the profiler has not written yet it writes then.
+    success, a sharded model still has threads of Gloo and autograd: one that asks for the GIL while
+    the interpreter is taken down aborts the process, and a run that recorded its success looks
+    failed. Files are closed and the group is destroyed by now, so nothing is lost. Under a vendor's
+    profiler the process ends as any other, unless it failed: the profiler writes its file then.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # its reader is gone

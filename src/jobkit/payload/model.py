@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-import itertools
 import os
 import sys
 
@@ -86,16 +85,11 @@ def _own(name: str, num_classes: int) -> nn.Module:
         factory = getattr(importlib.import_module(module_name), factory_name)
     except (ImportError, AttributeError) as error:
         raise UsageError(f"--model {name}: {error} (looked in the current folder too)") from None
-    if not callable(factory):
-        raise UsageError(f"--model {name}: {factory_name} is not a function or class")
     try:
         signature = inspect.signature(factory)
-    except ValueError:  # of C code, which does not say
-        signature = inspect.Signature()
-    words = {"num_classes": num_classes} if "num_classes" in signature.parameters else {}
-    try:
+        words = {"num_classes": num_classes} if "num_classes" in signature.parameters else {}
         signature.bind(**words)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # ValueError: of C code, which does not say
         raise UsageError(
             f"--model {name}: {error}; it is called with num_classes at most: give the others "
             "defaults"
@@ -116,14 +110,17 @@ def build_model(spec: RunSpec, num_classes: int) -> nn.Module:
         model = _own(spec.model, num_classes)
         _check_output(model, spec.model, num_classes)
         return model
-    if spec.model == "cnn":
-        return CNN(num_classes, spec.width)
     if spec.model == "mlp":
         first, second = spec.hidden or 512 * spec.width, spec.hidden or 256 * spec.width
-        sizes = (3 * 32 * 32, first, second, num_classes)
-        layers = [nn.Linear(*pair) for pair in itertools.pairwise(sizes)]
-        return nn.Sequential(nn.Flatten(), layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
-    factory = {"fast_cnn": FastCNN, "resnet18": _resnet18}[spec.model]
+        return nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(3 * 32 * 32, first),
+            nn.ReLU(),
+            nn.Linear(first, second),
+            nn.ReLU(),
+            nn.Linear(second, num_classes),
+        )
+    factory = {"cnn": CNN, "fast_cnn": FastCNN, "resnet18": _resnet18}[spec.model]
     return factory(num_classes, spec.width)
 
 

@@ -52,9 +52,7 @@ class FastCNN(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map images (N, 3, 32, 32) to logits (N, num_classes)."""
         x = self.block1(self.activation(self.whitening(x)))
-        x = self.block3(self.block2(x))
-        logits: Tensor = self.head(self.pool(x)) * _LOGIT_SCALE
-        return logits
+        return self.head(self.pool(self.block3(self.block2(x)))) * _LOGIT_SCALE
 
     @torch.no_grad()
     def fit_whitening(self, images: Tensor) -> None:
@@ -67,12 +65,14 @@ class FastCNN(nn.Module):
         self.whitening.weight.copy_(torch.cat([filters, -filters]))
 
 
-class Block(nn.Module):
-    """Two 3 x 3 convolutions with normalisation and GELU; the first one's result is pooled."""
+class Block(nn.Sequential):
+    """Two 3 x 3 convolutions with normalisation and GELU; the first one's result is pooled.
+
+    Maps (N, channels_in, H, W) to (N, channels_out, H/2, W/2), rounded down.
+    """
 
     def __init__(self, channels_in: int, channels_out: int) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
+        super().__init__(
             identity_convolution(channels_in, channels_out),
             nn.MaxPool2d(2),
             normalisation(channels_out),
@@ -81,11 +81,6 @@ class Block(nn.Module):
             normalisation(channels_out),
             nn.GELU(),
         )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (N, channels_in, H, W) to (N, channels_out, H/2, W/2), rounded down."""
-        result: Tensor = self.layers(x)
-        return result
 
 
 def identity_convolution(channels_in: int, channels_out: int) -> nn.Conv2d:
@@ -134,18 +129,18 @@ def trained_parameters(model: nn.Module, spec: RunSpec) -> list[Any]:
         return list(trained.values())
     whitening = [p for name, p in trained.items() if name.endswith("whitening.bias")]
     biases = [p for name, p in trained.items() if name.endswith("bias") and "whitening" not in name]
-    special = {id(p) for p in (*whitening, *biases)}
+    others = [p for p in trained.values() if p not in {*whitening, *biases}]
     decay = spec.weight_decay / _BIAS_RATE  # so that both shrink alike
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in trained.values() if id(p) not in special]},
+        {"params": others},
         {"params": biases, "lr_factor": _BIAS_RATE, "weight_decay": decay},
         {"params": whitening, "last_epoch": _WHITENING_EPOCHS},
     ]
     return [group for group in groups if group["params"]]
 
 
-class Lookahead:
-    """Slow weights beside a trainer's own, averaged after its optimizer's steps.
+def look_ahead(trainer: Any) -> None:
+    """Have slow weights beside those of a train.Trainer, averaged after its optimizer's steps.
 
     They are in the optimizer's state of each parameter, as `slow`: so they are sharded as it is,
     counted in memory, and in checkpoints. They begin as the weights after the first step. The
@@ -153,36 +148,26 @@ class Lookahead:
     itself rises with the cube of the training's progress; after the last step the weights are it.
     """
 
-    def __init__(self, trainer: Any) -> None:
-        """trainer: a train.Trainer."""
-        self._trainer = trainer
-        trainer.optimizer.register_step_post_hook(self._after)
-
     @torch.no_grad()
-    def _after(self, optimizer: Optimizer, *_: object) -> None:
+    def after_step(optimizer: Optimizer, *_: object) -> None:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None and "slow" not in optimizer.state[parameter]:
                     optimizer.state[parameter]["slow"] = parameter.detach().clone()
-        share = self._share_done()
-        if (self._trainer.progress.iteration + 1) % _LOOKAHEAD_EVERY == 0:
-            self._move(optimizer, _LOOKAHEAD_DECAY**_LOOKAHEAD_EVERY * share**3)
-        if share == 1:
-            self._move(optimizer, 1.0)
-
-    def _share_done(self) -> float:
-        """The share of the training that is done with this step, 1 after the last one."""
-        batches, progress = self._trainer.batches, self._trainer.progress
+        batches, progress = trainer.batches, trainer.progress
         position = min(progress.position + batches.batch_size, batches.samples)
-        epochs = self._trainer.total_steps / len(batches)
-        return min(1.0, (progress.epoch + position / batches.samples) / epochs)
-
-    def _move(self, optimizer: Optimizer, decay: float) -> None:
-        """Average each parameter into its slow weights, which keep a part; make it equal."""
+        epochs = trainer.total_steps / len(batches)
+        share = min(1.0, (progress.epoch + position / batches.samples) / epochs)  # that is done
+        moves = (progress.iteration + 1) % _LOOKAHEAD_EVERY == 0
+        if not moves and share < 1:
+            return
+        keeps = _LOOKAHEAD_DECAY**_LOOKAHEAD_EVERY * share**3 if moves else 1.0
         for parameter, state in optimizer.state.items():
             if "slow" in state:
-                state["slow"].lerp_(parameter, 1 - decay)
+                state["slow"].lerp_(parameter, 1 - keeps)
                 parameter.copy_(state["slow"])
+
+    trainer.optimizer.register_step_post_hook(after_step)
 
 
 def predict_flipped(predict: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
@@ -194,7 +179,5 @@ def predict_flipped(predict: Callable[[Tensor], Tensor], images: Tensor) -> Tens
     height, width = images.shape[2:]
     border = F.pad(images, (1, 1, 1, 1), mode="reflect")
     shifted = [border[:, :, i : i + height, i : i + width] for i in (0, 2)]
-    first, second, third = (
-        (predict(view) + predict(view.flip(3))) / 2 for view in (images, *shifted)
-    )
-    return first / 2 + (second + third) / 4
+    means = [(predict(view) + predict(view.flip(3))) / 2 for view in (images, *shifted)]
+    return means[0] / 2 + (means[1] + means[2]) / 4

@@ -33,7 +33,7 @@ from jobkit.payload.distributed import Group, all_or_raise, banner, check_identi
 from jobkit.payload.measure import measure_difference
 from jobkit.payload.model import build_model
 from jobkit.payload.place import RankEnv, share_of_cores
-from jobkit.payload.recipe import FastCNN, Lookahead
+from jobkit.payload.recipe import FastCNN, look_ahead
 from jobkit.payload.report import Reporter, write_outcome, write_spec
 from jobkit.payload.resume import mark_fresh_start, named_by_user, of_own_run, resume
 from jobkit.payload.same_ranks import SameRanks
@@ -170,7 +170,7 @@ def build_trainer(
         report=report,
     )
     if spec.speed_run:
-        Lookahead(trainer)
+        look_ahead(trainer)
     seed_rank(seed, place.rank, strategy.devices)
     return trainer
 

@@ -95,6 +95,14 @@ def test_a_study_says_where_its_efficiency_goes() -> None:
         ["ddp", "1", "1"], ["ddp", "4", "1"], ["ddp", "16", "4"]
     ]  # fmt: skip
     assert all(len(row) == len(table.heads) for row in table.rows)
+    assert table.heads[-1] == "global efficiency"
+    ddp = replace(found[1], row=found[1].row | {"breakdown_difference_s": 0.0125})
+    table = efficiency_table([found[0], ddp], "GPUs")
+    assert [row[-1] for row in (table.heads, *table.rows)] == [
+        "cost of all-reduce (ms)",
+        "",
+        "12.5",
+    ]
     share = 1 - own[2].own["communication"]
     cause = f", because exposed communication takes {share:.0%} of the step"
     assert cause_of(results, own[2].size) == cause

@@ -135,15 +135,20 @@ def size_breakdowns(results: Results) -> list[SizeBreakdown]:
 
 def efficiency_table(breakdowns: Sequence[SizeBreakdown], unit: str) -> TextTable:
     """The efficiencies of each size, as the report has them. unit: GPUs, or processes (ranks)."""
-    heads = ["series", unit, "nodes", "iteration (ms)", *_HEADS]
-    rows = []
+    heads = ["series", unit, "nodes", "iteration (ms)", *_HEADS, "cost of all-reduce (ms)"]
+    rows: list[list[str]] = []
     for one in breakdowns:
         factors = [one.own[name] for name in _FACTORS]
         useful, computation = math.prod(factors), one.own["computation"]
         factors += [useful, computation, useful * computation]
         place = [one.size.series, str(one.size.world_size), str(one.size.nodes)]
         place.append(f"{1000 * one.row['breakdown_iteration_s']:.4g}")
-        rows.append([*place, *(f"{value:.1%}" for value in factors)])
+        cost = one.row.get("breakdown_difference_s")  # NaN or NA where it was not measured
+        measured = isinstance(cost, int | float) and math.isfinite(cost)
+        cells = [*place, *(f"{value:.1%}" for value in factors)]
+        rows.append([*cells, f"{1000 * cost:.3g}" if measured else ""])
+    if not any(row[-1] for row in rows):
+        heads, rows = heads[:-1], [row[:-1] for row in rows]
     return TextTable(heads, rows, 1, [_NOTE])
 
 
