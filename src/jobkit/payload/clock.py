@@ -3,7 +3,7 @@
 import os
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 from jobkit.metric.kinds import MetricWriter
 from jobkit.payload.place import RankEnv
@@ -12,9 +12,6 @@ from jobkit.program.machine import watch
 from jobkit.program.why import Why
 from jobkit.program.windows import Meter
 
-if TYPE_CHECKING:
-    from jobkit.payload.train import Clock
-
 
 class StepWindows(Meter):
     """Measures the steps between two evaluations, from start() on; each rank writes its windows.
@@ -22,7 +19,7 @@ class StepWindows(Meter):
     Rank 0's are among its other records. An error is one warning, and ends no training.
     """
 
-    _clock: "Clock"  # of the epoch, which leaves profiled steps out as well
+    _clock: Any  # a train.Clock, of the epoch, which leaves profiled steps out as well
     _before: tuple[int, float, float]  # its values before the profiled steps
 
     def __init__(self, report: Reporter, place: RankEnv, gpus: int) -> None:
@@ -59,7 +56,7 @@ class StepWindows(Meter):
         if self._before[0]:  # else the epoch would have no time at all
             self._clock.return_to(self._before)
 
-    def begin_epoch(self, number: int, clock: "Clock") -> None:
+    def begin_epoch(self, number: int, clock: Any) -> None:
         """The first step of an epoch is next, or of what is left of it."""
         self._clock, self._before = clock, clock.so_far()
         self.begin(time.perf_counter())

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,9 +20,6 @@ from jobkit.payload.report import Reporter
 from jobkit.payload.strategies import Strategy
 from jobkit.program.why import DATA, OWN
 from jobkit.spec.runspec import RunSpec
-
-if TYPE_CHECKING:
-    from jobkit.payload.stop import JobGuard
 
 Observer = Callable[["Trainer", Step], None]  # measures an iteration, and changes nothing in it
 
@@ -98,7 +95,7 @@ class Trainer:
     optimizer: torch.optim.Optimizer
     report: Reporter
     progress: Progress = field(default_factory=Progress)
-    guard: "JobGuard | None" = None
+    guard: Any = None  # a stop.JobGuard: called between two iterations, and after an epoch
     # Called around each iteration after the warm-up, on every rank.
     before_step: Sequence[Observer] = ()
     after_step: Sequence[Observer] = ()
