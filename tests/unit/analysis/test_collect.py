@@ -14,7 +14,7 @@ from jobkit.analysis.collect.records import RunRecords
 from jobkit.analysis.collect.results import Results, collect
 from jobkit.analysis.collect.rows import ranks_together
 from jobkit.analysis.report.tables import run_costs
-from jobkit.analysis.tables.columns import EPOCHS, RESULTS, TABLES
+from jobkit.analysis.tables.columns import TABLES
 from jobkit.analysis.tables.series import SAME, faults, series_labels
 from jobkit.drill.faults import Row
 from jobkit.metric.kinds import KINDS
@@ -45,44 +45,43 @@ def one_run(**settings: object) -> tuple[Plan, str]:
     return plan, next(iter(plan.runs))
 
 
+CANCELLED = "slurmstepd: error: *** JOB 7 ON n CANCELLED AT 2026 {}***"
+LAST_LINES = {
+    "oom": "torch.OutOfMemoryError: CUDA out of memory",
+    "timeout": CANCELLED.format("DUE TO TIME LIMIT "),
+    "preempted": CANCELLED.format("DUE TO PREEMPTION "),
+    "cancelled": CANCELLED.format(""),
+    "node_fail": CANCELLED.format("DUE TO NODE FAILURE "),
+    "failed": "srun: error: n1: task 3: Segmentation fault",
+    "running": "epoch 1",
+}
+
+
 def test_every_planned_run_has_a_row_whatever_became_of_it() -> None:
     plan = make_plan(strategies=("ddp",), gpus=(1, 2), repeats=5)
-    ids = iter(plan.runs)
-    made = {"ok": next(ids)}
+    made = dict(zip(("ok", *LAST_LINES, "pending", "missing"), plan.runs, strict=True))
     whole_run(plan, made["ok"])
-    lines = {
-        "oom": "torch.OutOfMemoryError: CUDA out of memory",
-        "timeout": "slurmstepd: error: *** JOB 7 ON n CANCELLED AT 2026 DUE TO TIME LIMIT ***",
-        "preempted": "slurmstepd: error: *** JOB 7 ON n CANCELLED AT 2026 DUE TO PREEMPTION ***",
-        "cancelled": "slurmstepd: error: *** JOB 7 ON n CANCELLED AT 2026 ***",
-        "node_fail": "slurmstepd: error: *** JOB 7 ON n CANCELLED AT 2026 DUE TO NODE FAILURE ***",
-        "failed": "srun: error: n1: task 3: Segmentation fault",
-        "running": "epoch 1",
-    }
-    for status, line in lines.items():
-        made[status] = next(ids)
+    for status, line in LAST_LINES.items():
         run = FakeRun(plan.paths.folder, made[status], plan.runs[made[status]]).begin().train(0)
         run.print(line)
         run.flush()
-    made["pending"] = next(ids)
-    made["missing"] = next(ids)
     pending = plan.paths.run(made["pending"])
     pending.folder.mkdir()
     pending.job.write_text('{"launcher": "slurm", "job_id": "5"}')
 
     results = collect("s")
-    assert dict(zip(results.runs["run_id"], results.runs["status"], strict=True)) == {
+    found = rows_of(results)
+    assert {run_id: row["status"] for run_id, row in found.items()} == {
         run_id: status for status, run_id in made.items()
     }
     assert set(made) == set(STATUSES)
     assert not results.ok
-    bad = results.runs[results.runs["status"] != "ok"]
-    assert bad["reason"].notna().all()
+    assert results.runs.loc[results.runs["status"] != "ok", "reason"].notna().all()
     epochs = results.epochs["run_id"].value_counts().to_dict()
-    assert epochs == {made["ok"]: 3} | {made[status]: 1 for status in lines}
+    assert epochs == {made["ok"]: 3} | {made[status]: 1 for status in LAST_LINES}
     # No number was measured where nothing ran, and none is made up.
-    empty = rows_of(results)[made["missing"]]
-    assert empty[[c.name for c in RESULTS if c.name in ("images_per_s", "val_loss")]].isna().all()
+    empty = found[made["missing"]]
+    assert empty[["images_per_s", "val_loss"]].isna().all()
     assert (empty["world_size"], empty["epochs_done"]) == (plan.runs[made["missing"]].world_size, 0)
 
 
@@ -187,9 +186,7 @@ def test_foreign_lines_become_epochs_and_keep_their_own_names() -> None:
     assert epochs[["lr", "iterations"]].isna().all(axis=None)
 
 
-def test_slurm_is_asked_after_all_jobs_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slurm_is_asked_after_all_jobs_at_once(tmp_path: Path, monkeypatch) -> None:
     plan = make_plan(strategies=("ddp",), gpus=(1, 2))
     good, bad = plan.runs
     whole_run(plan, good)
@@ -202,8 +199,8 @@ def test_slurm_is_asked_after_all_jobs_at_once(
     found = rows_of(collect("s"))
     assert [found[run_id]["status"] for run_id in (good, bad)] == ["ok", "timeout"]
     assert "TIMEOUT" in found[bad]["evidence"]
-    asked = (tmp_path / "asked").read_text()
-    assert asked.count(" -j 7,8 ") == 2  # one sacct and one squeue for all jobs
+    # One sacct and one squeue for all jobs.
+    assert (tmp_path / "asked").read_text().count(" -j 7,8 ") == 2
 
 
 def test_a_folder_without_a_plan_is_collected() -> None:
@@ -261,30 +258,23 @@ def test_strong_and_weak_never_share_a_series() -> None:
     }
 
 
-def test_every_epoch_field_has_a_documented_column() -> None:
-    results = [c.name for c in RESULTS]
-    assert len(set(results)) == len(results)
-    assert set(KINDS["epoch"]) - {"values"} <= {c.name for c in EPOCHS}
-    assert all(c.meaning for columns in TABLES.values() for c in columns)
-    assert [c.name for c in TABLES["drill"]] == [f.name for f in fields(Row)]
+def test_every_field_of_an_epoch_and_of_a_drill_has_a_column_and_none_has_two() -> None:
+    names = {table: [column.name for column in columns] for table, columns in TABLES.items()}
+    assert [table for table, columns in names.items() if len({*columns}) < len(columns)] == []
+    assert set(KINDS["epoch"]) - {"values"} <= {*names["epochs"]}
+    assert set(KINDS["sample"]) <= {*names["samples"]} and list(KINDS["comm"]) == names["comm"]
+    assert names["drill"] == [field.name for field in fields(Row)]
 
 
 def test_a_parameter_makes_a_series_unless_it_follows_from_the_size() -> None:
     """And so does the measurement by the start-up hook."""
-    specs = {
-        (batch, ranks): CommandSpec(
-            command=("train.py",),
-            ranks_per_node=ranks,
-            parameters={"batch": batch, "accumulate": 8 // ranks},
-            by_size=("accumulate",),
-            auto=batch < 20,
-        )
-        for batch, ranks in ((6, 1), (6, 2), (12, 1), (24, 1))
-    }
-    assert list(series_labels(specs).values()) == [  # type: ignore[arg-type]
-        *["train, auto, batch=6"] * 2,
-        *("train, auto, batch=12", "train, no auto, batch=24"),
-    ]
+    specs: Any = {}
+    for batch, ranks in ((6, 1), (6, 2), (12, 1), (24, 1)):
+        parameters = {"batch": batch, "accumulate": 8 // ranks}
+        own = {"ranks_per_node": ranks, "parameters": parameters, "auto": batch < 20}
+        specs[batch, ranks] = CommandSpec(command=("train.py",), by_size=("accumulate",), **own)
+    labels = ["train, auto, batch=6"] * 2 + ["train, auto, batch=12", "train, no auto, batch=24"]
+    assert list(series_labels(specs).values()) == labels
 
 
 @pytest.mark.parametrize(
@@ -338,13 +328,15 @@ def test_a_run_whose_log_is_closed_has_no_rate(monkeypatch: pytest.MonkeyPatch) 
         (paths.attempts / "0").mkdir(parents=True)
         paths.log.write_text(load_pattern("nanogpt").sample)
         write_json(paths.outcome(0), {"exit_code": 0, "status": "ok", "reason": ""})
-        write_json(paths.job, {"launcher": "run.sh", "started": 1.0, "ended": 9.0, "exit_code": 0})
+        write_json(
+            paths.job, {"launcher": "run.sh", "started": 1.0, "elapsed_s": 8.0, "ended": 9.0}
+        )
     first, other = plan.runs
     shut, opened = str(plan.paths.run(first).log), os.open
 
     def refuse(path: Any, *args: Any, **more: Any) -> int:
-        if isinstance(path, str | os.PathLike) and os.fspath(path) == shut:
-            raise OSError(errno.EACCES, os.strerror(errno.EACCES), shut)
+        if path in (shut, Path(shut)):
+            raise PermissionError(errno.EACCES, "Permission denied", shut)
         return opened(path, *args, **more)
 
     monkeypatch.setattr(os, "open", refuse)
@@ -395,10 +387,6 @@ def test_a_series_of_copies_is_not_compared_and_its_neighbour_is() -> None:
     assert found["copied"].startswith("4 copies: nothing shows that the ranks worked together")
 
 
-PARTS = {"import_s": 2.0, "group_s": 0.5, "data_s": 0.25, "model_s": 0.125}
-PARTS |= {"compile_s": None, "first_step_s": 0.75}
-
-
 @pytest.mark.parametrize("status", ["ok", "failed", "preempted"])
 def test_what_a_run_takes_beside_its_training_is_a_line_of_its_own(status: str) -> None:
     """Of 30 s: 8,192 images at 950, 1,900 and 1,900 images/s, and 0.5 s of evaluation each.
@@ -407,11 +395,12 @@ def test_what_a_run_takes_beside_its_training_is_a_line_of_its_own(status: str) 
     """
     plan, run_id = one_run()
     run = FakeRun(plan.paths.folder, run_id, plan.runs[run_id]).begin()
-    run.writer.write("startup", **PARTS, total_s=6.0)
+    parts = {"import_s": 2.0, "group_s": 0.5, "data_s": 0.25, "first_step_s": 0.75}
+    run.writer.write("startup", **parts, model_s=0.125, compile_s=None, total_s=6.0)
     run.train(0, 1, 2).end(status, "" if status == "ok" else "x")
     results = collect("s")
     found = rows_of(results)[run_id]
-    assert all(found[f"startup_{k}"] == v for k, v in PARTS.items() if v is not None)
+    assert {name: found[f"startup_{name}"] for name in parts} == parts
     costs = [["2", "30", "17.2", "1.5", "6", "5.25", "74%"]]
     assert [row[1:] for row in run_costs(results).rows] == (costs if status == "ok" else [])
 

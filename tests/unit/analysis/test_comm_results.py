@@ -33,12 +33,11 @@ FACTORS = {"all_reduce": 1.5, "broadcast": 1.0, "sendrecv": 1.0}
 FACTORS |= dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), 0.75)
 
 
-@pytest.mark.parametrize("operation", FACTORS)
-def test_bandwidths_are_those_of_nccl_tests(operation: str) -> None:
-    one = comm.sample(operation, "all", 4, 2, 2 * 10**9, [4.0, 1.0, 2.0], True)
-    assert (one.time_s, one.time_low_s, one.time_high_s) == (2.0, 1.0, 4.0)
-    assert one.algorithm_gb_per_s == pytest.approx(1.0)
-    assert one.bus_gb_per_s == pytest.approx(FACTORS[operation])
+def test_bandwidths_are_those_of_nccl_tests() -> None:
+    for operation, factor in FACTORS.items():
+        one = comm.sample(operation, "all", 4, 2, 2 * 10**9, [4.0, 1.0, 2.0], True)
+        assert (one.time_s, one.time_low_s, one.time_high_s) == (2.0, 1.0, 4.0)
+        assert (one.algorithm_gb_per_s, one.bus_gb_per_s) == pytest.approx((1.0, factor))
 
 
 def test_a_line_finds_latency_and_bandwidth() -> None:
@@ -51,13 +50,15 @@ def test_a_line_finds_latency_and_bandwidth() -> None:
 
 
 def test_nothing_that_is_fitted_is_below_zero() -> None:
-    def line(*times: float) -> comm.Line:
-        pairs = zip((1024, 4096), times, strict=True)
-        return comm.fit_line(
-            [comm.sample("broadcast", "all", 2, 1, s, [t], True) for s, t in pairs]
+    falling, steep = (
+        comm.fit_line(
+            [
+                comm.sample("broadcast", "all", 2, 1, size, [time], True)
+                for size, time in zip((1024, 4096), times, strict=True)
+            ]
         )
-
-    falling, steep = line(2.0, 1.0), line(1.0, 10.0)
+        for times in ((2.0, 1.0), (1.0, 10.0))
+    )
     assert falling.s_per_byte == 0 and 1.0 < falling.latency_s < 2.0
     assert falling.gb_per_s == float("inf")
     assert steep.latency_s == 0 and 1 / 1024 < steep.s_per_byte < 10 / 4096
@@ -76,13 +77,13 @@ def test_files_are_read_as_they_were_written_and_others_refused(tmp_path: Path) 
     table.write_text(comm.to_csv(samples))
     assert table.read_text().splitlines()[0] == ",".join(KINDS["comm"])
     assert comm.read_csv(table) == samples
-    for text in ("a,b\n1,2\n", "operation\nall_reduce\n"):
-        table.write_text(text)
-        with pytest.raises(UsageError, match=r"is no comm\.csv"):
-            comm.read_csv(table)
+    refused = dict.fromkeys(("a,b\n1,2\n", "operation\nall_reduce\n"), r"is no comm\.csv")
     for time in ("0.0", "nan", "inf"):
-        table.write_text(comm.to_csv(samples).replace(repr(samples[-1].time_s), time))
-        with pytest.raises(UsageError, match="has a time that is none"):
+        wrong = comm.to_csv(samples).replace(repr(samples[-1].time_s), time)
+        refused[wrong] = "has a time that is none"
+    for text, why in refused.items():
+        table.write_text(text)
+        with pytest.raises(UsageError, match=why):
             comm.read_csv(table)
     with pytest.raises(UsageError, match="cannot read"):
         comm.read_csv(tmp_path / "absent")
@@ -105,9 +106,7 @@ def test_sizes_are_read_and_said() -> None:
         (["--min-bytes", "2K", "--max-bytes", "1K"], "--max-bytes 1024 is less than --min-bytes"),
         (["--check=1"], "needs at least 2 ranks: say --nproc-per-node 2"),
         (["--max-bytes=1T"], "'1T': must be a size"),
-        (["--max-bytes=-4"], "'-4': must be a size"),
         (["--max-bytes=1.5M"], "'1.5M': must be a size"),
-        (["--max-bytes="], "'': must be a size"),
     ],
 )
 def test_bad_options_are_one_line(words: list[str], text: str, capsys) -> None:

@@ -30,22 +30,16 @@ HOSTILE = {
     "escape": "\x1b]0;pwned\x07\x1b[2J",
     "surrogate": "caf\udce9",
 }
-# All of them at once, as a formula and as none.
+# All of them at once, as a formula.
 FORMULA = f"={HOSTILE['script']} " + " ".join(HOSTILE.values())
-NAME = " ".join(reversed(HOSTILE.values())).replace("/", "_")
 
 
 @pytest.fixture(autouse=True)
-def _logs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "logs"))
+def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture(params=HOSTILE.values(), ids=HOSTILE)
-def evil(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
+@pytest.mark.parametrize("evil", HOSTILE.values(), ids=HOSTILE)
 def test_no_run_of_a_plan_leaves_its_folder(evil: str, capsys, tmp_path: Path) -> None:
     plan = make_plan(strategies=("ddp",), gpus=(1,))
     content = json.loads(plan.paths.plan.read_text())
@@ -56,12 +50,7 @@ def test_no_run_of_a_plan_leaves_its_folder(evil: str, capsys, tmp_path: Path) -
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["logs", "plan.json", "s"]
 
 
-def words_of(line: str) -> list[str]:
-    """The words that bash reads in a line."""
-    done = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, check=True)
-    return done.stdout.decode("utf-8", "surrogateescape").split("\0")[:-1]
-
-
+@pytest.mark.parametrize("evil", HOSTILE.values(), ids=HOSTILE)
 @pytest.mark.parametrize("setting", ["model", "dataset", "data_dir"])
 def test_a_setting_is_refused_or_one_word_of_every_command(evil: str, setting: str) -> None:
     value = {"model": f"a.b:{evil}", "dataset": f"folder:{evil}"}.get(setting, evil)
@@ -75,36 +64,32 @@ def test_a_setting_is_refused_or_one_word_of_every_command(evil: str, setting: s
         assert value in command
         line = shlex.join(command)
         assert "\n" not in line  # it also stands in comments
-        assert words_of(line) == command
+        done = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True)
+        assert done.stdout.decode("utf-8", "surrogateescape").split("\0")[:-1] == command
     assert not Path("pwned").exists()
 
 
-def hostile_study(evil: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A study whose jobs told of evil in every text that they could write."""
+def test_what_jobs_wrote_is_text_in_every_product(monkeypatch, capsys) -> None:
+    """Jobs told of a formula, a tag and more in every text that they could write."""
     start = fake_study.start_fields
-    texts = dict.fromkeys(("device", "node_list", "git_commit", "job_id"), evil)
-    texts |= {"versions": {"python": evil, "torch": evil}}
+    texts = dict.fromkeys(("device", "node_list", "git_commit", "job_id"), FORMULA)
+    texts |= {"versions": {"python": FORMULA, "torch": FORMULA}}
     monkeypatch.setattr(fake_study, "start_fields", lambda spec: start(spec) | texts)
     plan = make_plan(strategies=("ddp",), gpus=(1, 2), settings={"model": "a.b:c"}, repeats=2)
     bad, *good = plan.runs
     for run_id in good:
         whole_run(plan, run_id)
     run = FakeRun(plan.paths.folder, bad, plan.runs[bad]).begin()
-    run.writer.write("message", level="warning", text=evil)
-    run.print(evil.replace("\udce9", "?"))
-    run.print('[METRIC] {"epoch": 0, "=cmd": 1, "' + json.dumps(evil)[1:-1] + '": "@x"}')
-    run.train(0, 1).end("failed", evil, 1)
-    return list(plan.runs)
-
-
-def test_what_jobs_wrote_is_text_in_every_product(monkeypatch, capsys) -> None:
-    run_ids = hostile_study(FORMULA, monkeypatch)
+    run.writer.write("message", level="warning", text=FORMULA)
+    run.print(FORMULA.replace("\udce9", "?"))
+    run.print('[METRIC] {"epoch": 0, "=cmd": 1, "' + json.dumps(FORMULA)[1:-1] + '": "@x"}')
+    run.train(0, 1).end("failed", FORMULA, 1)
     assert collect_main(["s"]) == 3
     assert plot_main(["s"]) == 0
     said = capsys.readouterr()
     assert "\x1b]" not in said.out + said.err
     folder = logs() / "s"
-    assert (folder / "results.csv").read_text().count("\n") == len(run_ids) + 1
+    assert (folder / "results.csv").read_text().count("\n") == len(plan.runs) + 1
     for file in folder.rglob("*.csv"):
         cells = [c for row in csv.reader(file.open(newline="", encoding="utf-8")) for c in row]
         assert not [c for c in cells if c.startswith(("=", "+", "@"))]

@@ -23,8 +23,6 @@ NANOGPT = ["--pattern", "nanogpt", "--size", r"ranks=(\d+)"]
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "logs"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -50,8 +48,8 @@ def test_each_log_is_a_run_and_none_is_dropped() -> None:
     results = collected(*NANOGPT, **logs)
     runs = results.runs.set_index("run_id")
     assert list(runs["status"]) == ["ok"] * 3 + ["failed"] * 3
-    reasons = ("not known", "not known", "not known", "ValueError", "no size", "no line of pattern")
-    assert [r for r, n in zip(reasons, runs["reason"], strict=True) if r not in n] == []
+    reasons = (*["not known"] * 3, "ValueError", "no size", "no line of pattern")
+    assert all(r in n for r, n in zip(reasons, runs["reason"], strict=True))
     assert list(runs["world_size"])[:4] == [1, 1, 2, 4]
     assert list(runs["repeat"])[:4] == [0, 1, 0, 0]
     assert runs.loc["c.log", "throughput"] == pytest.approx(1 / 0.055)
@@ -94,21 +92,20 @@ def test_a_bad_request_is_one_line(
 
 
 @pytest.mark.parametrize(
-    ("size", "per_node", "shapes"),
+    ("size", "shapes"),
     [
-        (r"nodes=(?P<nodes>\d+)", "2", [(2, 2, 4), (3, 2, 6)]),
-        (r"nodes=(?P<nodes>\d+) r(anks)", "2", [(2, 2, 4), (3, 2, 6)]),
-        (r"ranks=(\d+)", "4", [(2, 4, 8), (2, 4, 6)]),
-        (r"nodes=(?P<nodes>\d+) ranks=(?P<ranks>\d+)", None, [(2, 4, 8), (3, 2, 6)]),
-        (r"(?P<series>[ab])\.log|ranks=(\d+)", None, None),  # found in the name alone
-        (r"for (?P<series>\w+) ranks=(\d+)", None, [(1, 8, 8), (1, 6, 6)]),
+        (r"nodes=(?P<nodes>\d+) --gpus-per-node 2", [(2, 2, 4), (3, 2, 6)]),
+        (r"nodes=(?P<nodes>\d+) r(anks) --gpus-per-node 2", [(2, 2, 4), (3, 2, 6)]),
+        (r"ranks=(\d+) --gpus-per-node 4", [(2, 4, 8), (2, 4, 6)]),
+        (r"nodes=(?P<nodes>\d+) ranks=(?P<ranks>\d+)", [(2, 4, 8), (3, 2, 6)]),
+        (r"for (?P<series>\w+) ranks=(\d+)", [(1, 8, 8), (1, 6, 6)]),
+        (r"(?P<series>[ab])\.log|ranks=(\d+)", None),  # found in the name alone
     ],
 )
-def test_what_a_size_finds(
-    size: str, per_node: str | None, shapes: list[tuple[int, int, int]] | None
-) -> None:
+def test_what_a_size_finds(size: str, shapes: list[tuple[int, int, int]] | None) -> None:
     logs = {n: nanogpt(5, f"nodes={nodes} ranks={ranks} for {n} ranks={ranks}")
             for n, nodes, ranks in (("a", 2, 8), ("b", 3, 6))}  # fmt: skip
+    size, _, per_node = size.partition(" --gpus-per-node ")
     more = ["--gpus-per-node", per_node] if per_node else []
     runs = collected(*NANOGPT, "--size", size, *more, **logs).runs
     if shapes is None:
@@ -147,10 +144,9 @@ def test_logs_of_jobkit_itself_say_their_size_settings_and_end() -> None:
     own = collect("s", write=False).runs.set_index("precision").loc["bf16"]
     found = collected()
     rows = found.runs.set_index("run_id")
-    names = "status strategy nodes ranks_per_node world_size throughput throughput_unit"
-    names += " epochs_done val_accuracy model global_batch_size"
-    for name in names.split():
-        assert rows.loc["bf16.log", name] == own[name], name
+    names = ["status", "strategy", "nodes", "ranks_per_node", "world_size", "throughput"]
+    names += ["throughput_unit", "epochs_done", "val_accuracy", "model", "global_batch_size"]
+    assert rows.loc["bf16.log", names].to_list() == own[names].to_list()
     assert pd.isna(rows.loc["bf16.log", "reason"])
     assert list(rows.loc["other.log", ["status", "reason"]]) == ["failed", "rank 1: gone"]
     assert "ddp: not compared: precision differs (bf16, fp32)" in found.warnings()

@@ -129,10 +129,7 @@ PAIRS = [(name, how) for n, how in enumerate(MANGLED) for m, name in enumerate(P
 
 
 @pytest.mark.parametrize(("name", "how"), PAIRS)
-def test_no_number_is_wrong_in_silence(
-    name: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path))
+def test_no_number_is_wrong_in_silence(name: str, how: str, tmp_path: Path) -> None:
     unit, line = PROGRAMS[name]
     pattern = load_pattern(name) if name else None
     files = []

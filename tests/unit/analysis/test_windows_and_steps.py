@@ -19,6 +19,7 @@ from jobkit.analysis.collect.rows import (
     unused_lines,
     wall_time_s,
 )
+from jobkit.analysis.collect.samples import sample_rows
 from jobkit.analysis.collect.steps import (
     TRAINING,
     Observation,
@@ -28,7 +29,6 @@ from jobkit.analysis.collect.steps import (
     step_rows,
 )
 from jobkit.analysis.scaling.sizes import EPOCH, sizes
-from jobkit.analysis.scaling.spread import outliers
 from jobkit.analysis.tables.columns import RESULTS
 from jobkit.analysis.tables.frames import frame
 from jobkit.metric.kinds import encode
@@ -50,13 +50,12 @@ def observed(folder: Path, *attempts: tuple[Windows, Windows]) -> tuple[Observed
     (run / "metrics").mkdir(parents=True)
     for attempt, ranks in enumerate(attempts):
         for rank, windows in enumerate(ranks):
-            lines = ""
-            for seq, record in enumerate([*([] if rank else [START]), *windows]):
-                common = {"v": 1, "kind": "window", "study": "s", "run_id": "run", "rank": rank}
-                common |= {"attempt": attempt, "seq": seq, "t": 1.0}
-                lines += encode(common | record) + "\n"
+            common = {"v": 1, "kind": "window", "study": "s", "run_id": "run", "t": 1.0}
+            common |= {"attempt": attempt, "rank": rank}
+            made = [*([] if rank else [START]), *windows]
+            lines = [encode(common | {"seq": n} | record) for n, record in enumerate(made)]
             name = f"{attempt}.r{rank}.jsonl" if rank else f"{attempt}.jsonl"
-            (run / "metrics" / name).write_text(lines)
+            (run / "metrics" / name).write_text("\n".join([*lines, ""]))
     records = read_run(RunPaths(run), "run")
     return observed_of(run / "train.log", run, records, None, None, 2), records
 
@@ -75,26 +74,29 @@ def test_the_slowest_rank_counts_and_the_work_of_all_is_added_up(tmp_path: Path)
     assert (records.lost, records.problems) == (0, [])
 
 
-def test_ranks_that_end_their_windows_at_different_steps_share_what_lies_between(
-    tmp_path: Path,
+LONG = [window(10, 1.0), window(40, 3.0, steps=30, work=300)]
+OTHER = [window(20, 1.5, step_p50_s=0.1), window(30, 1.0, step_p50_s=0.3), window(40, 1.0)]
+WHOLE, LOSSY = ([window(n, 1.0) for n in ends] for ends in ((10, 20, 30, 40), (10, 30)))
+LOST = [(10, 200, 10, 1.0), (30, None, 20, 2.0), (40, None, 10, 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "steps"),
+    [
+        # Each spaces its windows by its own clock; a rate of parts of them would be too low.
+        ((LONG, [window(10, 1.0), *OTHER]), [(10, 200, 10, 1.0), (40, 600, 30, 3.5)]),
+        # A lost window of one rank leaves its work unknown.
+        ((WHOLE, LOSSY), LOST),
+        ((LOSSY, WHOLE), LOST),
+    ],
+)
+def test_ranks_share_what_lies_between_the_steps_at_which_all_ended_a_window(
+    ranks: tuple[Windows, Windows], steps: list[Any], tmp_path: Path
 ) -> None:
-    """Each spaces its windows by its own clock; a rate of parts of them would be too low."""
-    first = [window(10, 1.0), window(40, 3.0, steps=30, work=300)]
-    other = [window(20, 1.5, step_p50_s=0.1), window(30, 1.0, step_p50_s=0.3), window(40, 1.0)]
-    found, _ = observed(tmp_path, (first, [window(10, 1.0), *other]))
-    assert found
-    steps = [(o.step, o.steps, o.time_s, o.work) for o in found.steps]
-    assert steps == [(10, 10, 1.0, 200), (40, 30, 3.5, 600)]
-    assert found.steps[1].percentiles == {"step_p50_s": pytest.approx(0.2)}
-
-
-@pytest.mark.parametrize("loses", [0, 1])
-def test_a_lost_window_of_one_rank_leaves_its_work_unknown(tmp_path: Path, loses: int) -> None:
-    whole, lossy = ([window(n, 1.0) for n in ends] for ends in ((10, 20, 30, 40), (10, 30)))
-    found, _ = observed(tmp_path, (whole, lossy) if loses else (lossy, whole))
-    assert found
-    steps = [(o.step, o.work, o.steps, o.time_s) for o in found.steps]
-    assert steps == [(10, 200, 10, 1.0), (30, None, 20, 2.0), (40, None, 10, 1.0)]
+    found, _ = observed(tmp_path, ranks)
+    assert found and [(o.step, o.work, o.steps, o.time_s) for o in found.steps] == steps
+    if ranks[0] is LONG:
+        assert found.steps[1].percentiles == {"step_p50_s": pytest.approx(0.2)}
 
 
 def test_windows_of_all_attempts_count_and_those_of_another_run_do_not(tmp_path: Path) -> None:
@@ -144,6 +146,7 @@ def test_the_unit_of_steps_is_that_of_the_run_s_rate() -> None:
 def test_a_long_run_has_at_most_a_thousand_rows() -> None:
     windows = [Observation(step=n, steps=1, time_s=1.0) for n in range(1, 2501)]
     assert [r["step"] for r in step_rows(Observed(steps=windows))] == [*range(1, 2501, 3)]
+    assert [r["t"] for r in sample_rows([{"t": n} for n in range(2500)])] == [*range(0, 2500, 3)]
 
 
 @pytest.mark.parametrize(
@@ -167,16 +170,16 @@ def test_percentiles_are_those_of_the_steps_after_the_warm_up(
     assert "step_time_s" in warm and "step_p50_s" not in warm
 
 
+ENDED = {"status": "ok", "wall_time_s": 36.0, "world_size": 4}
+
+
 @pytest.mark.parametrize(
     ("state", "rate"),
     [
-        ({"status": "ok", "wall_time_s": 36.0, "world_size": 4}, (100.0, "runs/h", WALL_TIME)),
-        (
-            {"status": "ok", "wall_time_s": 36.0, "world_size": 4, "scaling": "weak"},
-            (400.0, "shares/h", WALL_TIME),
-        ),
-        ({"status": "failed", "wall_time_s": 36.0}, ()),
-        ({"status": "ok", "wall_time_s": None}, ()),
+        (ENDED, (100.0, "runs/h", WALL_TIME)),
+        (ENDED | {"scaling": "weak"}, (400.0, "shares/h", WALL_TIME)),
+        (ENDED | {"status": "failed"}, ()),
+        (ENDED | {"wall_time_s": None}, ()),
     ],
 )
 def test_without_records_the_wall_time_counts_and_says_so(
@@ -185,21 +188,13 @@ def test_without_records_the_wall_time_counts_and_says_so(
     assert tuple(speed_row(None, RunRecords(), state).values()) == rate
 
 
-@pytest.mark.parametrize(
-    ("job", "alone"),
-    [
-        ({"elapsed_s": 7.5}, 7.5),
-        ({"elapsed_s": -1.0}, None),
-        ({}, None),
-    ],
-)
+@pytest.mark.parametrize(("elapsed", "alone"), [(7.5, 7.5), (-1.0, None), (None, None)])
 def test_the_wall_time_is_that_of_one_attempt(
-    tmp_path: Path, job: dict[str, Any], alone: float | None
+    tmp_path: Path, elapsed: float | None, alone: float | None
 ) -> None:
     paths = RunPaths(tmp_path)
-    paths.job.write_text(json.dumps(job))
-    assert wall_time_s(paths, 1) == alone
-    assert wall_time_s(paths, 2) is None, "of several attempts it is the time of no run"
+    paths.job.write_text(json.dumps({"elapsed_s": elapsed}))
+    assert (wall_time_s(paths, 1), wall_time_s(paths, 2)) == (alone, None)
 
 
 def test_a_training_has_steps_and_the_rate_of_its_epochs() -> None:
@@ -289,14 +284,6 @@ def test_losses_are_those_of_the_end_and_before_it_those_of_the_last_epoch() -> 
     assert (ended["val_loss"], ended["val_accuracy"], ended["best_val_accuracy"]) == (0.4, 0.7, 0.9)
     assert row(last)["val_loss"] == 0.5
     assert row(("run_end", {"val_loss": 0.4, "attempt": 0}), last, attempt=1)["val_loss"] == 0.5
-
-
-def test_half_of_the_repeats_are_no_outliers() -> None:
-    """They are its spread. The other sizes say how much sound runs differ."""
-    sound = [[100.0, 101, 102, 100], [200.0, 201, 199, 200]]
-    *_, half = outliers([*sound, [50.0, 100, 101, 200]])
-    *_, one = outliers([*sound, [100.0, 101, 100, 50]])
-    assert (half, one) == ([False] * 4, [False, False, False, True])
 
 
 @pytest.mark.parametrize(

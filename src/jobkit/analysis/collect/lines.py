@@ -37,6 +37,7 @@ _WRAPPED = re.compile(r"(?:np|numpy|torch|tensor)[\w.]*\((.*)\)")  # as np.float
 _DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+")
 _TIMES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}  # behind a rate or work: 12.3k
 _OWN_KEYS = frozenset(("rank", "attempt", "kind", "run_id", "study", "t", "seq"))
+_MEASURES = ("step_time", "rate")  # one of which makes a line an observation
 _FIELD = {"step_time": "time_s", "data_wait": "data_wait_s", "memory": "memory_mib"}
 
 
@@ -88,14 +89,13 @@ def observed_lines(
     unit, work_per_step and warmup_steps of the study.
     """
     seen: list[Observation] = []
-    unread, source = list[str](), f"pattern {pattern.name}"
+    unread, source, of_one = list[str](), f"pattern {pattern.name}", pattern.of == "per_rank"
     for attempt, _, groups in lines:
         values = {name: plain(text, name) for name, text in groups.items()}
-        measures = (n for n in values if quantity_of(n).kind in ("step_time", "rate"))
-        bad = [name for name in measures if not _is_above_0(values[name])]
-        unread += [f"{name}={groups[name].strip()}" for name in bad[:1]]
-        of_one = pattern.of == "per_rank"
-        seen.append(_observation(values, of_one, ranks, planned.get("unit"), attempt))
+        measures = (name for name in values if quantity_of(name).kind in _MEASURES)
+        if bad := next((name for name in measures if not _is_above_0(values[name])), ""):
+            unread.append(f"{bad}={groups[bad].strip()}")
+        seen.append(_observation(values, ranks, planned.get("unit"), attempt, of_one))
     first, doubts = _first_training(seen, ranks, source)
     steps = _with_steps(first, planned, pattern.spans == "step")
     if pattern.spans == "running":
@@ -127,7 +127,15 @@ def observed_metrics(
     one or of all: then it is not used.
     """
     lines = [r for r in records if "v" not in r and not ("epoch" in r and "step" not in r)]
-    seen = [_of_record(line, ranks, planned.get("unit")) for line in lines]
+    seen = [
+        _observation(
+            {name: value for name, value in line.items() if name not in _OWN_KEYS},
+            ranks,
+            planned.get("unit"),
+            attempt if type(attempt := line.get("attempt")) is int else 0,
+        )
+        for line in lines
+    ]
     first, not_taken = _first_training(seen, ranks, "[METRIC]")
     steps = (line for line in lines if type(line.get("step")) is int)
     copies = Counter((r.get("epoch"), r["step"], *sorted(r.keys() - {"rank"})) for r in steps)
@@ -145,23 +153,16 @@ def observed_metrics(
 
 def observes(record: Record) -> bool:
     """Whether a key=value line says a time or a rate of steps."""
-    line = _of_record(record, 1)
-    return bool(line.time_s or line.rate)
-
-
-def _of_record(record: Record, ranks: int | None, wanted: str | None = None) -> Observation:
-    values = {k: v for k, v in record.items() if k not in _OWN_KEYS}
-    attempt = record.get("attempt")
-    attempt = attempt if type(attempt) is int else 0
-    return _observation(values, False, ranks, wanted, attempt)
+    named = record.items()
+    return any(quantity_of(name).kind in _MEASURES and _is_above_0(v) for name, v in named)
 
 
 def _observation(
     values: Mapping[str, Any],
-    of_one: bool,
     ranks: int | None,
     wanted: str | None,
-    attempt: int = 0,
+    attempt: int,
+    of_one: bool = False,
 ) -> Observation:
     """One line as an observation of one step.
 
@@ -169,13 +170,11 @@ def _observation(
     steps per second are a time. A number that cannot be one of its quantity, as a rate of -1 or 0,
     says that it is not known.
     """
-    fields: dict[str, Any] = {}
-    free: dict[str, Any] = {}
+    fields, free = dict[str, Any](), dict[str, Any]()
     amounts: list[tuple[Quantity, float]] = []
     for name, value in values.items():
         quantity = quantity_of(name)
-        kind = quantity.kind
-        if kind == "free" or type(value) not in (int, float):
+        if (kind := quantity.kind) == "free" or type(value) not in (int, float):
             free[quantity.name or name] = value
         elif kind == "step":
             fields["step"] = int(value) if float(value).is_integer() else None

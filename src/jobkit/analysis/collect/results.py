@@ -11,7 +11,7 @@ results.ok         whether every run is ok
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -35,7 +35,7 @@ from jobkit.analysis.collect.rows import (
 from jobkit.analysis.collect.samples import use_row
 from jobkit.analysis.scaling.scaling import measured_sizes, scaling_table
 from jobkit.analysis.scaling.sizes import Size
-from jobkit.analysis.tables.columns import RESULTS, TABLES, Column
+from jobkit.analysis.tables.columns import RESULTS, TABLES
 from jobkit.analysis.tables.frames import Row, frame, read_table, records, save_table
 from jobkit.analysis.tables.series import apart, faults, series_labels
 from jobkit.analysis.tables.text import counted
@@ -119,10 +119,13 @@ class Results:
     def tables(self) -> dict[Path, pd.DataFrame]:
         """Where each table is written."""
         paths = self.output
-        tables = {paths.results: self.runs, paths.epochs: self.epochs}
         optional = {paths.steps: self.steps, paths.samples: self.samples}
-        tables |= {path: table for path, table in optional.items() if len(table)}
-        return {**tables, paths.scaling: self.scaling}
+        return {
+            paths.results: self.runs,
+            paths.epochs: self.epochs,
+            **{path: table for path, table in optional.items() if len(table)},
+            paths.scaling: self.scaling,
+        }
 
     @property
     def ok(self) -> bool:
@@ -176,13 +179,14 @@ def collect(
     if is_there(folder / "logs.json") and not logs:
         raise UsageError(f"{folder} was made from logs: give collect --logs again")
     read, unplanned = (read_logs(logs), []) if logs else _read_study(folder)
-    tables = _tables(read, folder.resolve().name, separate)
+    study_name = folder.resolve().name
+    tables = _tables(read, study_name, separate)
     sizes = measured_sizes(tables["runs"], tables["epochs"], accuracy)
     results = Results(
         folder=folder,
         **tables,
         sizes=tuple(sizes),
-        scaling=scaling_table(sizes, folder.resolve().name if read else None),
+        scaling=scaling_table(sizes, study_name if read else None),
         out=out,
         unplanned=tuple(unplanned),
     )
@@ -205,21 +209,16 @@ def _tables(
     # Settings that all runs share are in spec.json and in no column.
     names = {*chain.from_iterable(rows)} - {c.name for c in RESULTS}
     shared = {name for name in names if len({repr(row.get(name)) for row in rows}) < 2}
-    runs = frame(rows, RESULTS, shared)
-    runs["series"] = apart(runs) if separate else runs["series"]
-    return {"runs": runs} | {
-        name: _of_runs(runs, [run[name] for run in read.values()], TABLES[name])
-        for name in ("epochs", "steps", "samples")
-    }
-
-
-def _of_runs(
-    runs: pd.DataFrame, parts: Sequence[Sequence[Row]], columns: tuple[Column, ...]
-) -> pd.DataFrame:
-    """A table with rows of each run. Values that a program names itself keep their names."""
-    of_runs = records(runs[[c.name for c in columns if c.name in OF_RUN]])
-    rows = (row | of_run for of_run, part in zip(of_runs, parts, strict=True) for row in part)
-    return frame([*rows], columns, IDENTIFIES)
+    tables = {"runs": (runs := frame(rows, RESULTS, shared))}
+    if separate:
+        runs["series"] = apart(runs)
+    for name in ("epochs", "steps", "samples"):
+        own = records(runs[[c.name for c in TABLES[name] if c.name in OF_RUN]])
+        parts = [run[name] for run in read.values()]
+        rows = [row | of_run for of_run, part in zip(own, parts, strict=True) for row in part]
+        # Values that a program names itself keep their names.
+        tables[name] = frame(rows, TABLES[name], IDENTIFIES)
+    return tables
 
 
 def _read_study(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
@@ -231,18 +230,17 @@ def _read_study(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
     paths = StudyPaths(folder)
     specs: dict[str, PlannedRun | None]
     if paths.plan.exists():
-        planned = Plan.read(paths.plan).runs
-        specs, record_ids = dict(planned), {run_id: run_id for run_id in planned}
-        folders = {run_id: paths.run(run_id) for run_id in planned}
-        unplanned = [f.name for f in run_folders(folder, but=planned)]
-        ordered = ordered_runs(paths, planned)
+        specs = {**Plan.read(paths.plan).runs}
+        folders, record_ids = {run_id: paths.run(run_id) for run_id in specs}, {k: k for k in specs}
+        unplanned = [f.name for f in run_folders(folder, but=specs)]
+        ordered = ordered_runs(paths, specs)
     else:
-        present = run_folders(folder)
+        present, unplanned, ordered = run_folders(folder), [], set()
+        folders = {f.name: RunPaths(f) for f in present}
         specs = {f.name: read_run_spec(f) for f in present}
         # A run's records carry its id also after its folder was renamed.
         ids = {f.name: (read_json(f / "spec.json") or {}).get("run_id") for f in present}
         record_ids = {name: v for name, v in ids.items() if isinstance(v, str)}
-        folders, unplanned, ordered = {f.name: RunPaths(f) for f in present}, [], set()
     # States first: a run that ends in between is then running with all its records, not ok
     # without some.
     states, jobs = join(folders, ordered, slurm_jobs.ask)

@@ -72,11 +72,7 @@ def records(table: pd.DataFrame) -> list[Row]:
 
 
 def _values(column: pd.Series) -> list[Any]:
-    missing = column.array.isna()
-    if missing.all():
-        return [None] * len(column)
-    values = column.astype(object).tolist()
-    return [None if gone else value for value, gone in zip(values, missing, strict=True)]
+    return column.astype(object).where(column.notna(), None).tolist()
 
 
 def save_table(path: Path, table: pd.DataFrame) -> None:
@@ -85,9 +81,8 @@ def save_table(path: Path, table: pd.DataFrame) -> None:
     A text that a spreadsheet would take for a formula gets an apostrophe before it: names and
     messages come from logs, which anybody may have written.
     """
-    head = ",".join(_cell(str(name)) for name in table.columns)
-    lines = zip(*(_cells(column) for _, column in table.items()), strict=True)
-    save(path, "\n".join([head, *map(",".join, lines), ""]))
+    columns = [[_cell(str(name)), *_cells(column)] for name, column in table.items()]
+    save(path, "\n".join([*map(",".join, zip(*columns, strict=True)), ""]))
 
 
 def _cells(column: pd.Series) -> list[str]:
