@@ -53,6 +53,7 @@ STUDIES: dict[str, tuple[list[str], list[str]]] = {  # options, and words of the
     "torchrun": (["--gpus", "2x2", "--launcher=torchrun"], ["place", *WORDS]),
     "count": (["--gpus", "2x1"], ["count"]),
     "array": (["--gpus", "1", "--repeats", "2"], ["count"]),
+    "sweep": (["--gpus", "1", "--repeats", "2", "--within-allocation"], ["count"]),
     "crash": (["--gpus", "2x1", "--max-restarts=1"], ["crash", "012"]),
     "memory": (["--gpus", "1", "--mem", "150M"], ["memory"]),
     "within": (["--gpus", "2", "2x1", "--within-allocation", "--max-restarts=1"], ["crash", "0"]),
@@ -158,6 +159,21 @@ def test_all_in_one_allocation_with_a_crash_in_it(cluster, kit: Checkout, jobs) 
     assert ended(cluster, jobs, "within") == {("COMPLETED", "0:0")}
     assert [statuses(paths) for paths in kit.runs("within")] == [["failed", "ok"]] * 2
     assert len({job_of(paths) for paths in kit.runs("within")}) == 1
+
+
+def test_all_in_one_allocation_goes_on_after_a_requeue_with_what_is_left(
+    cluster, kit, jobs
+) -> None:
+    """Each of the two runs is stopped once; the first one is ok as the second one is stopped."""
+    for count in (1, 2):
+        until(
+            lambda n=count: len([*(kit.folder / "logs" / "sweep").glob("*/ready-0-0")]) == n,
+            f"run {count}",
+        )
+        cluster.run("scancel", "--signal=USR2", jobs["sweep"][0])
+    assert ended(cluster, jobs, "sweep") == {("COMPLETED", "0:0")}
+    assert [statuses(paths) for paths in kit.runs("sweep")] == [["preempted", "ok"]] * 2
+    assert cluster.show(jobs["sweep"][0])[0]["Restarts"] == "2"
 
 
 def test_a_command_may_bring_its_own_launcher(cluster, kit: Checkout, jobs) -> None:
