@@ -118,7 +118,7 @@ class LocalPlace:
         self, spec: PlannedRun, paths: RunPaths, env: Mapping[str, str], first: bool, _: Options
     ) -> LocalStart:
         """Start the run; first: run.sh restarts it once."""
-        words = local_command(spec, paths.folder, ["--max-restarts", "1"] if first else [])
+        words = local_command(spec, paths.folder, 1 if first else None)
         before, child = len(paths.attempt_numbers()), Children(grace_s=0.0)
         environ = {**clean_environment(os.environ), "JOBKIT_PYTHON": sys.executable, **env}
         with paths.log.open("ab") as log:  # in its own session: Ctrl-C is the drill's to answer

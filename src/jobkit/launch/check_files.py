@@ -49,33 +49,21 @@ def _report(files: Sequence[str], check: Callable[[str], list[Finding]]) -> int:
 
 # --- EDF --------------------------------------------------------------------------------------
 
-_FORMS: dict[str, tuple[type, ...]] = {
-    "base_environment": (str, list),
-    "image": (str,),
-    "workdir": (str,),
-    "entrypoint": (bool,),
-    "writable": (bool,),
-    "mounts": (list,),
-    "devices": (list,),
-    "env": (dict,),
-    "annotations": (dict,),
-}
-_FORM_NAMES = {
-    str: "a string",
-    bool: "true or false (without quotes)",
-    list: "an array of strings",
-    dict: "a table",
+_STRING, _BOOL = ((str,), "a string"), ((bool,), "true or false (without quotes)")
+_ARRAY, _TABLE = ((list,), "an array of strings"), ((dict,), "a table")
+_FORMS: dict[str, tuple[tuple[type, ...], str]] = {
+    "base_environment": ((str, list), "a string or an array of strings"),
+    **dict.fromkeys(("image", "workdir"), _STRING),
+    **dict.fromkeys(("entrypoint", "writable"), _BOOL),
+    **dict.fromkeys(("mounts", "devices"), _ARRAY),
+    **dict.fromkeys(("env", "annotations"), _TABLE),
 }
 _CXI, _NCCL = "com.hooks.cxi.enabled", "com.hooks.aws_ofi_nccl.enabled"
 _VARIANT, _REMAP = "com.hooks.aws_ofi_nccl.variant", "com.pyxis.pytorch_remap_vars"
-_SWITCHES = (
-    *(_CXI, _NCCL, _REMAP, "com.pyxis.entrypoint_log", "com.hooks.ssh.enabled"),
-    *("com.hooks.nvidia_cuda_mps.enabled", "com.hooks.dcgm.enabled", "com.hooks.slurm.enabled"),
-)
-_ANNOTATIONS = (
-    *(*_SWITCHES, _VARIANT, "com.hooks.ssh.authorize_ssh_key", "com.hooks.ssh.port"),
-    *("com.hooks.netstack.source", "com.hooks.netstack.version", "com.hooks.netstack.name"),
-)
+_SWITCHES = [f"com.hooks.{hook}.enabled" for hook in ("ssh", "nvidia_cuda_mps", "dcgm", "slurm")]
+_SWITCHES += [_CXI, _NCCL, _REMAP, "com.pyxis.entrypoint_log"]
+_ANNOTATIONS = [*_SWITCHES, _VARIANT, "com.hooks.ssh.authorize_ssh_key", "com.hooks.ssh.port"]
+_ANNOTATIONS += [f"com.hooks.netstack.{name}" for name in ("source", "version", "name")]
 # $$ | ${NAME} | ${NAME:-default} | a $ that starts none of them
 _DOLLAR = re.compile(r"\$(?:\$|\{([A-Za-z_]\w*)(?::-([^}]*))?\}|([A-Za-z_]\w*)?)", re.ASCII)
 
@@ -98,20 +86,19 @@ def check_edf(text: str, environ: Mapping[str, str], here: bool = True) -> list[
     Relative paths start in the current folder. here: False when the jobs run on another machine, so
     that paths are not checked and an undefined variable is only a warning.
     """
-    findings: list[Finding] = []
     try:
         data = tomllib.loads(text)
     except ValueError as error:
         return [("error", "", f"not valid TOML: {error}")]
-    leaves = dict[str, Any]()
+    findings, leaves = list[Finding](), dict[str, Any]()
     for name, whole in data.items():
-        if name not in _FORMS:
+        form, words = _FORMS.get(name, ((), ""))
+        if not form:
             message = f"unknown key{nearest(name, _FORMS)} (known: {', '.join(_FORMS)})"
             findings.append(("error", name, message))
-        elif not isinstance(whole, _FORMS[name]):
-            message = " or ".join(_FORM_NAMES[form] for form in _FORMS[name])
-            findings.append(("error", name, f"must be {message}"))
-        elif _FORMS[name] != (bool,):
+        elif not isinstance(whole, form):
+            findings.append(("error", name, f"must be {words}"))
+        elif form != (bool,):
             leaves |= _leaves(whole, name)
     for key, value in leaves.items():
         findings += _check_value(key, value, environ, here)

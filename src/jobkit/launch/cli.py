@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 from jobkit import __version__
@@ -21,13 +22,8 @@ from jobkit.launch.start import MAX_RESTARTS
 from jobkit.launch.states import counted
 from jobkit.outcome.state import BAD_ENDS, UNDER_WAY
 from jobkit.permissions import closed_to_others
+from jobkit.spec import options as spec_options
 from jobkit.spec.command import LAUNCHERS
-from jobkit.spec.options import (
-    add_recipe_argument,
-    add_spec_arguments,
-    chosen_settings,
-    with_words,
-)
 from jobkit.spec.study import STUDIES, Plan, Study
 
 DEFAULT_STUDY = "strong"
@@ -40,6 +36,10 @@ _TOPICS = {  # of the help, beside what most people need
 # What other launchers call the sizes of a study.
 _SIZES = ["-n", "-np", "-N", "--np", "--nproc", "--nproc-per-node"]
 _SIZES += ["--ntasks", "--nodes", "--ranks", "--sizes"]
+DESCRIPTION = (
+    "Run a study: the same training at several sizes, jobkit's own under several strategies or "
+    "any other program's."
+)
 EPILOG = """examples:
   python run_benchmarks.py --study demo                  a first look, on any machine
   python run_benchmarks.py --study strong --dry-run      print each command, write nothing
@@ -102,14 +102,9 @@ def make_parser(has_command: bool = False, topic: str = "") -> StudyParser:
     options = StudyParser(
         prog="run_benchmarks.py",
         usage="%(prog)s [options] [-- command]",
-        description=f"The {_TOPICS[topic]}."
-        if topic
-        else "Run a study: the same training at several sizes, jobkit's own under several "
-        "strategies or any other program's.",
+        description=f"The {_TOPICS[topic]}." if topic else DESCRIPTION,
         epilog=None if topic else EPILOG,
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(
-            prog, max_help_position=28
-        ),
+        formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=28),
     )
     options.has_command = has_command
     options.add_argument("--version", action="version", version=f"jobkit {__version__}")
@@ -120,8 +115,8 @@ def make_parser(has_command: bool = False, topic: str = "") -> StudyParser:
         add(options)
         bounds.append(len(options._action_groups))
     if not has_command:
-        add_recipe_argument(options.add_argument_group("recipe"))
-        add_spec_arguments(options, skip=("strategy", "repeat"))
+        spec_options.add_recipe_argument(options.add_argument_group("recipe"))
+        spec_options.add_spec_arguments(options, skip=("strategy", "repeat"))
     at = ["", *_TOPICS].index(topic)
     options._action_groups = options._action_groups[bounds[at] : [*bounds, None][at + 1]]
     return options
@@ -147,9 +142,8 @@ def _add_main_arguments(options: StudyParser) -> None:
         "after --)", "FILE")  # fmt: skip
     add("--name", "name of the folder under logs/ (default: the study's)", "NAME")
     add("--strategies", "strategies to compare", "NAME", nargs="+")
-    add(
-        "--gpus", "sizes: ranks in all (one per GPU; processes on a CPU), or NODESxRANKS", nargs="+"
-    )
+    sizes = "sizes: ranks in all (one per GPU; processes on a CPU), or NODESxRANKS"
+    add("--gpus", sizes, nargs="+")
     add("--gpus-per-node", "ranks on a full node; on Slurm also its GPUs, where the site does not "
         "say", type=int)  # fmt: skip
     add("--repeats", "repeats of each setting", type=int)
@@ -240,10 +234,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     shown.announce()
     if not any((args.study, args.command, args.gpus, args.strategies, args.name, args.sweep)):
         if prepared.site is not None:
-            raise UsageError(
-                "no study was named, so nothing was submitted; to submit these runs: "
-                f"python run_benchmarks.py --study {DEFAULT_STUDY}; a first look: --study demo"
-            )
+            submit = f"python run_benchmarks.py --study {DEFAULT_STUDY}"
+            what = f"no study was named, so nothing was submitted; to submit these runs: {submit}"
+            raise UsageError(f"{what}; a first look: --study demo")
         print("smaller: --study demo; only the commands: --dry-run; end it with Ctrl-C", flush=True)
     start(prepared)
     shown.started()
@@ -259,11 +252,9 @@ def _command(words: Sequence[str]) -> tuple[str, ...]:
     """The command after --, if there is one. Raises UsageError for options of sbatch there."""
     if len(words) == 1:
         raise UsageError("-- needs a command after it, as: -- python train.py")
-    if words and words[1].startswith("-"):
-        option = words[1]
-        raise UsageError(
-            f"'{option}': a command comes after --; write an option of sbatch as --sbatch {option}"
-        )
+    if words and (option := words[1]).startswith("-"):
+        write = f"write an option of sbatch as --sbatch {option}"
+        raise UsageError(f"'{option}': a command comes after --; {write}")
     return tuple(words[1:])
 
 
@@ -274,13 +265,13 @@ def make_plan(args: argparse.Namespace) -> Plan:
     changes: dict[str, Any] = {k: getattr(args, k) for k in names if getattr(args, k) is not None}
     work = {"unit": args.unit, "per_step": args.work_per_step, "together": args.together}
     changes |= {"work": stated} if (stated := {k: v for k, v in work.items() if v}) else {}
-    changes |= chosen_settings(args)
+    changes |= spec_options.chosen_settings(args)
     if args.command and not args.study:
         study = Study.of_command(args.command, **changes)
     else:
         changes |= {"command": args.command} if args.command else {}
         study = Study.load(args.study or DEFAULT_STUDY, **changes)
-    study = with_words(study, args.sweep, given=vars(args))
+    study = spec_options.with_words(study, args.sweep, given=vars(args))
     site = find_site(args.site, ask=not args.dry_run)
     if site is not None and study.gpus_per_node is None:
         study = study.changed(gpus_per_node=site.gpus_per_node)
@@ -296,13 +287,11 @@ def _fit_here(study: Study) -> tuple[Study, list[str]]:
     gpus = 0 if study.settings.get("device") == "cpu" else count_gpus()
     cores = len(os.sched_getaffinity(0))
     limit, what = (gpus, "GPU") if gpus else (cores, "core")
-    sizes = zip(study.gpus, study.sizes(), strict=True)
-    fitting = tuple(n for n, (_, ranks) in sizes if ranks <= limit)
+    pairs = zip(study.gpus, study.sizes(), strict=True)
+    fitting = tuple(n for n, (_, ranks) in pairs if ranks <= limit)
     if not fitting or fitting == study.gpus:
         return study, []
-    left_out = ", ".join(str(n) for n in study.gpus if n not in fitting)
-    note = (
-        f"this machine has {counted(limit, what)}: sizes {left_out} of study "
-        f"{study.name} are left out; say --gpus to run them"
-    )
+    sizes = ", ".join(str(n) for n in study.gpus if n not in fitting)
+    why = f"this machine has {counted(limit, what)}"
+    note = f"{why}: sizes {sizes} of study {study.name} are left out; say --gpus to run them"
     return study.changed(gpus=fitting), [note]

@@ -52,10 +52,10 @@ def refuse_logs(paths: StudyPaths) -> None:
         raise UsageError(f"{paths.folder} has the runs of collect --logs: give another --name")
 
 
-def local_command(spec: PlannedRun, folder: Path, more: Sequence[str] = ()) -> list[str]:
-    """The command of a run on this machine; more: options of run.sh itself."""
-    size = ["--nproc-per-node", str(spec.world_size), *more, "--run-dir", str(folder)]
-    return ["bash", str(RUN_SH), *size, *run_words(spec, str(folder))]
+def local_command(spec: PlannedRun, folder: Path, max_restarts: int | None = None) -> list[str]:
+    """The command of a run on this machine."""
+    words = ["--nproc-per-node", str(spec.world_size), *_restart_words(max_restarts)]
+    return ["bash", str(RUN_SH), *words, "--run-dir", str(folder), *run_words(spec, str(folder))]
 
 
 def job_command(
@@ -63,7 +63,7 @@ def job_command(
 ) -> list[str]:
     """The command of a run in its allocation; sized: in a part of a larger allocation."""
     words = ["--site-file", str(paths.site), "--run-dir", str(paths.folder)]
-    words += restart_words(max_restarts)
+    words += _restart_words(max_restarts)
     if sized:
         words += ["--nodes", str(spec.nodes), "--ntasks-per-node", str(spec.ranks_per_node)]
     return ["bash", str(RUN_SH), *words, *run_words(spec, str(paths.folder))]
@@ -74,8 +74,7 @@ def run_words(spec: PlannedRun, folder: str) -> list[str]:
     return (spec.in_folder(folder) if isinstance(spec, CommandSpec) else spec).arguments()
 
 
-def restart_words(max_restarts: int | None) -> list[str]:
-    """run.sh's option for the number of resumes; empty for its own default."""
+def _restart_words(max_restarts: int | None) -> list[str]:
     return [] if max_restarts is None else ["--max-restarts", str(max_restarts)]
 
 
@@ -130,10 +129,11 @@ class LaunchConfig:
         """The command line of run.sh. Raises UsageError for what is no command."""
         if not self.command or isinstance(self.command, str):
             raise UsageError("a command is a list of words, as ('train.py', '--lr', '0.1')")
-        values = {f.name: getattr(self, f.name) for f in OPTIONS}
-        given = {k.replace("_", "-"): v for k, v in values.items() if v is not None}
-        given = {k: int(v) if isinstance(v, float) and v % 1 == 0 else v for k, v in given.items()}
-        words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+        words = []
+        for option in OPTIONS:
+            if (value := getattr(self, option.name)) is not None:
+                number = f"{value:g}" if isinstance(value, float) else str(value)  # 60, not 60.0
+                words += [f"--{option.name.replace('_', '-')}", number]
         program = [str(word) for word in self.command]
         program[:0] = [_python()] * program[0].endswith(".py")
         return ["bash", str(RUN_SH), *words, "--", *program]

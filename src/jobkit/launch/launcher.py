@@ -12,13 +12,7 @@ from pathlib import Path
 from jobkit.errors import Exit, UsageError, has_control
 from jobkit.launch import local, slurm_cluster
 from jobkit.launch import slurm_options as slurm
-from jobkit.launch.command import (
-    LaunchRequest,
-    job_command,
-    local_command,
-    refuse_logs,
-    restart_words,
-)
+from jobkit.launch.command import LaunchRequest, job_command, local_command, refuse_logs
 from jobkit.launch.site import Site
 from jobkit.launch.states import States, counted, select, wait_for_end
 from jobkit.metric.pattern import pattern_of
@@ -67,9 +61,10 @@ class Launch:
         """Where the runs were started, for a message; empty where there was nothing to start."""
         if self.driver:
             return f"process {self.driver.pid} on this machine"
+        if not self.jobs:
+            return ""
         collects = f"; job {self.collect_job} then collects" if self.collect_job else ""
-        jobs = f"Slurm {'jobs' if len(self.jobs) > 1 else 'job'} {', '.join(self.jobs)}{collects}"
-        return jobs if self.jobs else ""
+        return f"Slurm job{'s' * (len(self.jobs) > 1)} {', '.join(self.jobs)}{collects}"
 
     def running(self) -> bool:
         """Whether a run still waits or runs; Slurm is asked again before none does."""
@@ -147,13 +142,13 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
         )
     looks = States(plan, ask)
     prepared = Launch(plan, request, select(looks.look(), request.only), site, looks, notes=notes)
-    _check_scripts(plan, site)
+    commands = [spec for spec in plan.runs.values() if isinstance(spec, CommandSpec)]
+    _check_scripts(commands, site)
     if site is None:
         _check_here(prepared)
     else:
         _check_slurm(prepared, site, ask)
-    commands = [spec.command for spec in plan.runs.values() if isinstance(spec, CommandSpec)]
-    words = [word for command in commands for word in command]
+    words = [word for spec in commands for word in spec.command]
     if len(commands) > 1 and not any(RUN_DIR in w or "JOBKIT_RUN_DIR" in w for w in words):
         what = f"all {len(commands)} runs start in this folder"
         text = f"{what}: where the program writes files, say {{run_dir}}, each run's own folder"
@@ -161,19 +156,17 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
     return prepared
 
 
-def _check_scripts(plan: Plan, site: Site | None) -> None:
+def _check_scripts(commands: Sequence[CommandSpec], site: Site | None) -> None:
     """Raise UsageError for a Python program that is not there, before each size waits for it.
 
     A container, or a set-up line that changes the folder, may have what this machine has not.
     """
     if site is not None and (site.container != "none" or any("cd " in s for s in site.setup)):
         return
-    for spec in plan.runs.values():
-        if isinstance(spec, CommandSpec) and (script := spec.script) and not Path(script).exists():
-            raise UsageError(
-                f"{' '.join(spec.command[:2])}: no such file in {Path.cwd()}, in which the command "
-                "runs"
-            )
+    for spec in commands:
+        if spec.script and not Path(spec.script).exists():
+            where = f"no such file in {Path.cwd()}, in which the command runs"
+            raise UsageError(f"{' '.join(spec.command[:2])}: {where}")
 
 
 def _check_here(prepared: Launch) -> None:
@@ -184,50 +177,37 @@ def _check_here(prepared: Launch) -> None:
     options += ["--within-allocation"] * request.within_allocation
     options += ["--gpu-request"] * (request.gpu_request is not None)
     if options:
-        raise UsageError(
-            f"{options[0]} is an option for Slurm, but the runs start on this machine (see --site)"
-        )
+        where = "but the runs start on this machine (see --site)"
+        raise UsageError(f"{options[0]} is an option for Slurm, {where}")
     prepared.plan = replace(plan, notes=(*plan.notes, *local.warnings(plan)))
 
 
 def _check_slurm(prepared: Launch, site: Site, ask: bool) -> None:
     """Make the batches of a launch on Slurm, check them, and note what they may cost."""
-    plan, request = prepared.plan, prepared.request
+    plan, request, notes = prepared.plan, prepared.request, prepared.notes
     devices = {spec.device for spec in plan.runs.values()}
     options = {**slurm.verbatim(site.sbatch), **request.options}
-    if (
-        devices != {"cpu"}
-        and not site.gpus_per_node
-        and site.gpu_request != "none"
-        and not slurm.asks_for_gpus(options)
-    ):
+    asked = site.gpus_per_node or site.gpu_request == "none" or slurm.asks_for_gpus(options)
+    if devices != {"cpu"} and not asked:
         what = f"site '{site.name}' has no gpus_per_node, so no GPUs"
         if None not in devices:
-            raise UsageError(
-                f"{what} would be requested: say --gpus-per-node N (GPUs of a full node), "
-                "--gpu-request none (whole nodes), or --device cpu"
-            )
-        prepared.notes.append(
-            f"{what} are requested: say --gpus-per-node N, or see hpc/sites/example.toml"
-        )
+            say = "say --gpus-per-node N (GPUs of a full node), --gpu-request none (whole nodes)"
+            raise UsageError(f"{what} would be requested: {say}, or --device cpu")
+        say = "say --gpus-per-node N, or see hpc/sites/example.toml"
+        notes.append(f"{what} are requested: {say}")
     if not prepared.run_ids:
         return
     prepared.batches = slurm.make_batches(plan, prepared.run_ids, site, request)
     hours = sum(batch.node_hours for batch in prepared.batches)
     limit = str(prepared.batches[0].options["time"])
     limit = f"{limit} minutes" if limit.isdigit() else limit
-    prepared.notes.append(
-        f"up to {hours:.4g} node-hours, if each job uses its whole time limit ({limit})"
-    )
+    notes.append(f"up to {hours:.4g} node-hours, if each job uses its whole time limit ({limit})")
     if request.at_once and len(prepared.batches) > 1:
-        prepared.notes.append(
-            f"--max-running applies to each of the {len(prepared.batches)} job arrays"
-        )
+        notes.append(f"--max-running applies to each of the {len(prepared.batches)} job arrays")
     if request.max_node_hours is not None and hours > request.max_node_hours:
-        raise UsageError(
-            f"the plan may take {hours:.4g} node-hours, more than --max-node-hours "
-            f"{request.max_node_hours:g}: reduce --time, --gpus or --repeats, or raise the limit"
-        )
+        limit = f"more than --max-node-hours {request.max_node_hours:g}"
+        do = "reduce --time, --gpus or --repeats, or raise the limit"
+        raise UsageError(f"the plan may take {hours:.4g} node-hours, {limit}: {do}")
     if ask:
         from jobkit.launch import slurm_submit  # imports submitit, which --help does not need
 
@@ -248,10 +228,9 @@ def start(prepared: Launch) -> None:
     try:
         plan.save()
     except OSError as error:
-        raise UsageError(
-            f"{paths.folder}: cannot be written ({error.strerror}); "
-            "choose another folder for logs with JOBKIT_LOGS"
-        ) from None
+        other = "choose another folder for logs with JOBKIT_LOGS"
+        why = f"{paths.folder}: cannot be written ({error.strerror}); {other}"
+        raise UsageError(why) from None
     if prepared.run_ids and prepared.site is None:
         prepared.driver = local.start(plan, prepared.run_ids, request)
     elif prepared.run_ids:
@@ -277,10 +256,9 @@ def dry_run(plan: Plan, request: LaunchRequest) -> int:
         if run_id not in prepared.run_ids:
             print(f"# {run_id}: not started again")
     if prepared.site is None:
-        restarts = restart_words(request.max_restarts)
         for run_id in prepared.run_ids:
-            command = local_command(plan.runs[run_id], plan.paths.run(run_id).folder, restarts)
-            print(f"# {run_id}\n{shlex.join(command)}")
+            spec, folder = plan.runs[run_id], plan.paths.run(run_id).folder
+            print(f"# {run_id}\n{shlex.join(local_command(spec, folder, request.max_restarts))}")
     for batch in prepared.batches:
         from jobkit.launch.slurm_submit import script
 
@@ -292,6 +270,6 @@ def dry_run(plan: Plan, request: LaunchRequest) -> int:
             print(f"# {index}: {run_id}: {shlex.join(command)}")
     if prepared.batches and request.collect:
         print("# --- and one more job that collects and plots after all of these ---")
-    print(f"# {len(prepared.run_ids)} of {counted(len(plan.runs), 'run')} would start; "
-          "nothing was written")  # fmt: skip
+    would = f"{len(prepared.run_ids)} of {counted(len(plan.runs), 'run')} would start"
+    print(f"# {would}; nothing was written")
     return Exit.OK

@@ -28,7 +28,6 @@ from jobkit.launch.command import (
     leave_spec,
     local_command,
     python_path,
-    restart_words,
 )
 from jobkit.launch.states import counted
 from jobkit.paths import RunPaths, StudyPaths, read_json, write_json
@@ -67,29 +66,23 @@ def check(plan: Plan) -> None:
             hint = f": write python {program}" if program.endswith(".py") else ""
             raise UsageError(f"no command '{program}' on this machine{hint}")
         if spec.nodes > 1:
-            raise UsageError(
-                f"{spec.nodes} nodes: this machine is one node; plan it with "
-                f"--gpus {spec.world_size}, or run it on a cluster with Slurm"
-            )
-    sizes = [spec.world_size for spec in plan.runs.values() if spec.device == "cuda"]
-    if sizes and (gpus := count_gpus()) < max(sizes):
-        raise UsageError(
-            f"--device cuda: {max(sizes)} ranks need as many GPUs, and this machine shows {gpus} "
-            "(see nvidia-smi or rocm-smi, and CUDA_VISIBLE_DEVICES)"
-        )
+            other = f"--gpus {spec.world_size}, or run it on a cluster with Slurm"
+            raise UsageError(f"{spec.nodes} nodes: this machine is one node; plan it with {other}")
+    largest = max((s.world_size for s in plan.runs.values() if s.device == "cuda"), default=0)
+    if largest and (gpus := count_gpus()) < largest:
+        why = f"{largest} ranks need as many GPUs, and this machine shows {gpus}"
+        look = "see nvidia-smi or rocm-smi, and CUDA_VISIBLE_DEVICES"
+        raise UsageError(f"--device cuda: {why} ({look})")
 
 
 def warnings(plan: Plan) -> list[str]:
     """Return warnings about oversubscribed cores or GPUs."""
     largest = max(spec.world_size for spec in plan.runs.values())
     cores, gpus = len(os.sched_getaffinity(0)), count_gpus()
-    devices = {spec.device for spec in plan.runs.values()}
-    texts = []
+    devices, texts = {spec.device for spec in plan.runs.values()}, []
     if 0 < gpus < largest and "auto" in devices:
-        texts.append(
-            f"{counted(gpus, 'GPU')} for up to {largest} ranks: runs with more ranks than "
-            "GPUs compute on the CPU"
-        )
+        on_cpu = "runs with more ranks than GPUs compute on the CPU"
+        texts.append(f"{counted(gpus, 'GPU')} for up to {largest} ranks: {on_cpu}")
     if largest > cores and (largest > gpus or "cpu" in devices):
         texts.append(f"up to {largest} ranks share {cores} cores: timings are not meaningful")
     return texts
@@ -105,10 +98,9 @@ def refuse_orphans(study: StudyPaths) -> None:
             # Where run.sh was killed itself, or has ended since.
             at_work = job if is_alive(job) else job.get("child")
             if isinstance(at_work, Mapping) and is_own(pid := at_work["pid"]):
-                raise UsageError(
-                    f"{path.parent.name} of {study.folder.name} still runs, as process {pid}, "
-                    f"though its launcher was killed: wait for its end, or end it: kill {pid}"
-                )
+                what = f"{path.parent.name} of {study.folder.name} still runs, as process {pid}"
+                how = f"wait for its end, or end it: kill {pid}"
+                raise UsageError(f"{what}, though its launcher was killed: {how}")
 
 
 # --- one launcher for each study: the kernel frees its lock when the holder ends ------------------
@@ -131,9 +123,8 @@ def busy(study: StudyPaths) -> UsageError:
     """Return the error for a study that another launcher runs."""
     record, name = read_json(study.launcher) or {}, study.folder.name
     who = f"process {record['pid']} on {record.get('host')}" if "pid" in record else "another one"
-    return UsageError(
-        f"{name} is being run by {who}: wait for it, or cancel it: python -m jobkit cancel {name}"
-    )
+    end = f"wait for it, or cancel it: python -m jobkit cancel {name}"
+    return UsageError(f"{name} is being run by {who}: {end}")
 
 
 # --- the process that drives the runs -------------------------------------------------------------
@@ -203,11 +194,8 @@ def _note_end(paths: RunPaths, code: int | None) -> None:
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     """Read the order from standard input, acknowledge it, and run it."""
-    study, order, signals = (
-        StudyPaths(Path((argv or sys.argv)[-1])),
-        json.load(sys.stdin),
-        Signals(),
-    )
+    study, order = StudyPaths(Path((argv or sys.argv)[-1])), json.load(sys.stdin)
+    signals = Signals()
     # What starts a run leaves it in job.json: clocks may jump, and no time tells which launcher
     # a run belongs to.
     key = os.environ["JOBKIT_ORDER"] = secrets.token_hex(8)
@@ -229,26 +217,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def start(plan: Plan, run_ids: Sequence[str], request: LaunchRequest) -> "subprocess.Popen[str]":
     """Start the process that runs the runs. Raises UsageError if that fails."""
-    paths, runs, restarts = plan.paths, {}, restart_words(request.max_restarts)
+    paths, runs = plan.paths, {}
     for run_id in run_ids:
         spec = plan.runs[run_id]
-        line = local_command(spec, paths.run(run_id).folder, restarts)
+        line = local_command(spec, paths.run(run_id).folder, request.max_restarts)
         gpus = 0 if spec.device == "cpu" else spec.world_size
         runs[run_id] = {"line": line, "gpus": None if spec.whole_node else gpus}
         leave_spec(paths, run_id, spec)
     parent = None if request.detach else os.getpid()
+    # The folder is for cancel: by these words a process is known as the study's.
+    words = [sys.executable, "-P", "-m", _MODULE, str(paths.folder.resolve())]
+    env = {**os.environ, "PYTHONPATH": python_path(), "PYTHONSAFEPATH": "1"}
     with append_to(paths.launcher_log) as log:
-        driver = subprocess.Popen(
-            # The folder is for cancel: by these words a process is known as the study's.
-            [sys.executable, "-P", "-m", _MODULE, str(paths.folder.resolve())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            # Ctrl-C reaches only the foreground process, which ends the driver.
+        driver = subprocess.Popen(  # Ctrl-C reaches only the foreground process, which ends it
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=env,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": python_path(), "PYTHONSAFEPATH": "1"},
-        )
+        )  # fmt: skip
     assert driver.stdin and driver.stdout
     with driver.stdin as to_driver:
         json.dump({"runs": runs, "at_once": request.at_once or 1, "parent": parent}, to_driver)
@@ -270,20 +254,16 @@ def cancel(paths: StudyPaths) -> bool:
     if not record or alive is False:
         return False
     if alive is None:
-        raise UsageError(
-            f"{name} was started on {record.get('host')}, or in a container there: cancel it "
-            f"there; if it is gone, remove {paths.launcher}"
-        )
+        where = f"{name} was started on {record.get('host')}, or in a container there"
+        raise UsageError(f"{where}: cancel it there; if it is gone, remove {paths.launcher}")
     # By these last words of its command line a process is known as the study's launcher.
     words = [b"-m", _MODULE.encode(), os.fsencode(paths.folder.resolve())]
     start = record.get("pid_start")
     with contextlib.suppress(OSError):  # no signal can be sent safely
         if end_process(record["pid"], lambda at, line: at == start and line[-3:] == words):
             return True
-    raise UsageError(
-        f"{paths.launcher} names process {record['pid']}, which is not the launcher of "
-        f"{name}: nothing was ended; remove that file"
-    )
+    what = f"process {record['pid']}, which is not the launcher of {name}"
+    raise UsageError(f"{paths.launcher} names {what}: nothing was ended; remove that file")
 
 
 if __name__ == "__main__":

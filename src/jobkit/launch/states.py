@@ -42,11 +42,8 @@ class States:
         if fresh:
             self._next = dict.fromkeys(self._next, 0.0)
         paths, known = self.plan.paths, self.of_runs
-        active = {
-            run_id: paths.run(run_id)
-            for run_id in self.plan.runs
-            if run_id not in known or known[run_id].status not in FINAL
-        }
+        ended = {run_id for run_id, state in known.items() if state.status in FINAL}
+        active = {run_id: paths.run(run_id) for run_id in self.plan.runs if run_id not in ended}
         ordered = ordered_runs(paths, active)
         found, jobs = join(active, ordered, self._ask, all_jobs=False, here=self._cluster_name)
         self.of_runs |= found
@@ -57,17 +54,17 @@ class States:
         """Look; whether a run waits or runs."""
         return any(state.status in UNDER_WAY for state in self.look(fresh).values())
 
-    def row(self, run_id: str, at: "Progress | None" = None) -> dict[str, Any]:
-        """State and progress of a run, and its job on Slurm; at: its progress, where known."""
+    def row(self, run_id: str) -> dict[str, Any]:
+        """State and progress of a run, and its job on Slurm."""
         paths, state, job = self.plan.paths.run(run_id), self.of_runs[run_id], self.jobs.get(run_id)
-        at = at or progress(paths, self.plan.runs[run_id], state.attempt)
+        at = progress(paths, self.plan.runs[run_id], state.attempt)
         running = state.status == "running"
         row = {"run_id": run_id, **asdict(state), **asdict(at)}
         row |= {"left_s": at.left_s if running else None}
         row |= {"load": load(paths, state.attempt) if running else ""}
-        for name in ("job_id", "state", "reason", "node_list"):
-            row["job_id" if name == "job_id" else f"slurm_{name}"] = getattr(job, name, None)
-        return row
+        row["job_id"] = getattr(job, "job_id", None)
+        slurm = ("state", "reason", "node_list")
+        return row | {f"slurm_{name}": getattr(job, name, None) for name in slurm}
 
     def _cluster_name(self) -> str | None:
         """The name of the cluster that is asked; asked again until it has answered."""

@@ -53,9 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json:
         counts = Counter(state.status for state in looks.of_runs.values())
         runs = [looks.row(run_id) for run_id in looks.plan.runs]
-        print(
-            json.dumps({"study": looks.plan.study.name, "counts": counts, "runs": runs}, indent=1)
-        )
+        found = {"study": looks.plan.study.name, "counts": counts, "runs": runs}
+        print(json.dumps(found, indent=1))
     else:
         _show(looks, args.watch)
     return Exit.OK

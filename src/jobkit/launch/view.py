@@ -7,9 +7,9 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -26,6 +26,7 @@ _BAD_INPUT = re.compile(r"No such file|not found|cannot be downloaded|ModuleNotF
 _ALIKE, _EARLY_S = 3, 60.0
 _MAX_REASON = 100  # characters of a reason in a line for one run
 _MAX_NAMED = 3  # runs named where several ended for the same reason
+_ORDER = ("run", "status", "epoch", "step", "loss", "/s", "time", "left", "load", "reason")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -34,14 +35,13 @@ def study_view(looks: States, listed: Sequence[Mapping[str, Any]], more: str) ->
     counts = Counter(state.status for state in looks.of_runs.values())
     summary = ", ".join(f"{n} {status}" for status, n in counts.items())
     title = f"{looks.plan.study.name}: {counted(len(looks.plan.runs), 'run')}: {summary}"
-    parts: list[RenderableType] = [Text(title, overflow="fold"), _table(listed)]
-    return Group(*parts, *([Text(more, overflow="fold")] if more else []))
+    last = [Text(more, overflow="fold")] if more else []
+    return Group(Text(title, overflow="fold"), _table(listed), *last)
 
 
 def _table(listed: Sequence[Mapping[str, Any]]) -> Table:
     """The runs with the columns in which a run has something; the headings say what each is."""
-    rows: list[dict[str, str]] = []
-    above = ""
+    rows, above = list[dict[str, str]](), ""
     for row in listed:
         loss, rate, step = row["val_loss"], row["rate"], row["step"]
         what = "median epoch" if row["epoch"] else "mean step"
@@ -60,20 +60,17 @@ def _table(listed: Sequence[Mapping[str, Any]]) -> Table:
         }
         rows.append({name: text for name, text in cells.items() if text})
         above = reason
-    order = ["run", "status", "epoch", "step", "loss", "/s", "time", "left", "load", "reason"]
     names = {name for row in rows for name in row}
+    columns = sorted(names, key=lambda name: (_ORDER.index("/s" if "/s (" in name else name), name))
     table = Table(box=None, padding=(0, 2, 0, 0))
-    columns = sorted(names, key=lambda name: (order.index("/s" if "/s (" in name else name), name))
     for name in columns:
         wide = name in ("run", "load", "reason") or "/s (" in name
         left = name in ("run", "status", "load", "reason")
-        table.add_column(
-            name, justify="left" if left else "right", no_wrap=not wide, overflow="fold"
-        )
+        side: Literal["left", "right"] = "left" if left else "right"
+        table.add_column(name, justify=side, no_wrap=not wide, overflow="fold")
     for row in rows:
-        style = _COLOURS.get(row["status"], "red")
-        cells = {**row, "status": Text(row["status"], style=style)}
-        table.add_row(*(cells.get(name, "") for name in columns))
+        status = Text(row["status"], style=_COLOURS.get(row["status"], "red"))
+        table.add_row(*(status if name == "status" else row.get(name, "") for name in columns))
     return table
 
 
@@ -111,11 +108,11 @@ class Foreground:
         launch, new = self.launch, len(self.launch.run_ids)
         states = launch.looks.of_runs.items()
         other = Counter(state.status for r, state in states if r not in launch.run_ids)
-        planned = f"study {self.name}: {counted(len(launch.plan.runs), 'run')} planned"
-        before = "".join(f", {n} {status} already" for status, n in other.items())
-        at_once = f", {launch.at_once} at a time" if new and launch.at_once else ""
-        todo = f"{new or 'none'} to start{at_once}"
-        self._print(f"{planned}{before}, {todo}, in {short_path(launch.folder)}")
+        parts = [f"study {self.name}: {counted(len(launch.plan.runs), 'run')} planned"]
+        parts += [f"{n} {status} already" for status, n in other.items()]
+        parts += [f"{new or 'none'} to start"]
+        parts += [f"{launch.at_once} at a time"] if new and launch.at_once else []
+        self._print(f"{', '.join(parts)}, in {short_path(launch.folder)}")
         if new and launch.site is None:  # on Slurm a note says the node-hours
             specs = [launch.plan.runs[run_id] for run_id in launch.run_ids]
             sizes = " ".join(map(str, sorted({spec.world_size for spec in specs})))
@@ -136,10 +133,8 @@ class Foreground:
 
     def next_steps(self) -> int:
         """Print how to follow and how to cancel runs that continue; return the exit code."""
-        name = self.name
-        self._print(
-            f"next: python -m jobkit status {name} --watch | python -m jobkit cancel {name}"
-        )
+        status, cancel = (f"python -m jobkit {word} {self.name}" for word in ("status", "cancel"))
+        self._print(f"next: {status} --watch | {cancel}")
         return Exit.INCOMPLETE if self._print_left() else Exit.OK
 
     def _print_left(self) -> bool:
@@ -162,7 +157,6 @@ class Foreground:
         except Interrupted as interrupted:
             for signum in _SIGNALS:
                 signal.signal(signum, signal.SIG_IGN)  # a second one must not leave orphans
-            is_ctrl_c = interrupted.signum == signal.SIGINT
             if self.launch.site is not None:
                 self._print(f"the jobs continue; to end them: python -m jobkit cancel {self.name}")
                 self._print_left()
@@ -170,45 +164,39 @@ class Foreground:
                 self._print("stopping: ending the active runs ...", "yellow")
                 self.launch.cancel()
                 self._print_runs(self.launch.states())
-            return Exit.INTERRUPTED if is_ctrl_c else Exit.TERMINATED
+            return Exit.INTERRUPTED if interrupted.signum == signal.SIGINT else Exit.TERMINATED
         return self.conclude()
 
     def watch(self) -> None:
-        """Print a line for each change until all runs have ended."""
-        while self._look_and_pause():
-            pass
+        """Print a line for each change until all runs have ended, or fail as all would."""
+        active = True
+        while active:
+            begin, active = time.monotonic(), self.launch.running()
+            before, self.states = self.states, self.launch.states()
+            for run_id in self.launch.run_ids:
+                status = self.states[run_id].status
+                ended = run_id in before and before[run_id].status in FINAL
+                if status == "running" or (status in FINAL and not ended):
+                    paths, spec = self.launch.plan.paths.run(run_id), self.launch.plan.runs[run_id]
+                    self.progress[run_id] = progress(paths, spec, self.states[run_id].attempt)
+            self._print_events()
+            if active and (runs := self._bad_input()):
+                self.launch.cancel()
+                self.states, left = self.launch.states(), len(self.launch.run_ids) - runs
+                why = f"stopped: {runs} runs failed for the same reason, and {left} would too"
+                self._print(f"{why}; mend it and run the same command again", "red")
+                active = False
+            elif active:
+                time.sleep(pause_s(time.monotonic() - begin, _POLL_S))
         self._print_events()
-
-    def _look_and_pause(self) -> bool:
-        """Read the states of all runs; return whether one still waits or runs."""
-        begin, active = time.monotonic(), self.launch.running()
-        before, self.states = self.states, self.launch.states()
-        for run_id in self.launch.run_ids:
-            status = self.states[run_id].status
-            ended = run_id in before and before[run_id].status in FINAL
-            if status == "running" or (status in FINAL and not ended):
-                paths, spec = self.launch.plan.paths.run(run_id), self.launch.plan.runs[run_id]
-                self.progress[run_id] = progress(paths, spec, self.states[run_id].attempt)
-        self._print_events()
-        if active and (runs := self._bad_input()):
-            self.launch.cancel()
-            self.states, left = self.launch.states(), len(self.launch.run_ids) - runs
-            why = f"stopped: {runs} runs failed for the same reason, and {left} would too"
-            self._print(f"{why}; mend it and run the same command again", "red")
-            return False
-        if active:
-            time.sleep(pause_s(time.monotonic() - begin, _POLL_S))
-        return active
 
     def _bad_input(self) -> int:
         """How many runs failed early, all for one reason that lies in their input; else 0."""
         states = ((run_id, self.states[run_id]) for run_id in self.launch.run_ids)
         ended = {run_id: state for run_id, state in states if state.status in FINAL}
-        if self.launch.site is not None or len(ended) < _ALIKE:
-            return 0
-        if len({(state.status, state.reason) for state in ended.values()}) > 1:
-            return 0
-        bad = all(
+        reasons = {(state.status, state.reason) for state in ended.values()}
+        bad = self.launch.site is None and len(ended) >= _ALIKE and len(reasons) == 1
+        bad = bad and all(
             state.status == "failed"
             and (state.exit_code == Exit.USAGE or _BAD_INPUT.search(state.reason))
             and (self.progress[run_id].elapsed_s or 0.0) < _EARLY_S
@@ -239,8 +227,8 @@ class Foreground:
     def _left(self) -> str:
         """About how long the other runs take, if they are as fast as those that were ok."""
         status = [self.states[run_id].status for run_id in self.launch.run_ids]
-        took = [at.elapsed_s for r, at in self.progress.items() if self.states[r].status == "ok"]
-        known = [seconds for seconds in took if seconds is not None]
+        ok = (at for run_id, at in self.progress.items() if self.states[run_id].status == "ok")
+        known = [at.elapsed_s for at in ok if at.elapsed_s is not None]
         waiting = sum(name not in FINAL for name in status)
         if not known or not waiting:
             return ""
@@ -257,9 +245,8 @@ class Foreground:
         folder = short_path(self.launch.folder)
         self._print(f"files: {folder}: a folder for each run, with its log and its records")
         if any(state.status == "ok" for state in states.values()):
-            self._print(
-                f"next: ./plot_results.sh {shlex.quote(folder)}    (tables, figures, report)"
-            )
+            what = "(tables, figures, report)"
+            self._print(f"next: ./plot_results.sh {shlex.quote(folder)}    {what}")
         return Exit.OK if all_ok else Exit.FAILED
 
     def _print_copies(self, states: Mapping[str, RunState]) -> None:
@@ -272,12 +259,10 @@ class Foreground:
             for run_id, spec in plan.runs.items()
         )
         if copies:
-            self._print(
-                f"copies: nothing shows that the ranks of {counted(copies, 'run')} worked "
-                "together: their rates are no speed-up. Start the program as one "
-                "(--launcher torchrun, or once with mpirun), or state --together",
-                "yellow",
-            )
+            what = f"nothing shows that the ranks of {counted(copies, 'run')} worked together"
+            start = "Start the program as one (--launcher torchrun, or once with mpirun)"
+            text = f"copies: {what}: their rates are no speed-up. {start}, or state --together"
+            self._print(text, "yellow")
 
     def _print_runs(self, states: Mapping[str, RunState]) -> bool:
         """Print the runs that are not ok, with their logs; return whether all are ok."""
@@ -292,8 +277,8 @@ class Foreground:
             alike.setdefault((state.status, state.reason), []).append(run_id)
         for (status, reason), run_ids in alike.items():
             if status != "missing":
-                more = len(run_ids) - _MAX_NAMED
-                names = ", ".join(run_ids[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+                names, more = ", ".join(run_ids[:_MAX_NAMED]), len(run_ids) - _MAX_NAMED
+                names += f" and {more} more" if more > 0 else ""
                 self._print(f"  {counted(len(run_ids), 'run')} {status}: {reason}", "red")
                 log = short_path(self.launch.plan.paths.run(run_ids[0]).log)
                 self._print(f"    {names}; log: {log}")
