@@ -65,10 +65,8 @@ class KubernetesOptions:
         for word in self.toleration:
             taint, _, effect = word.partition(":")
             key, equals, value = taint.partition("=")
-            entry = {"key": key, "operator": "Exists"}
-            if equals:
-                entry |= {"operator": "Equal", "value": value}
-            entries.append({**entry, "effect": effect} if effect else entry)
+            how = {"operator": "Equal", "value": value} if equals else {"operator": "Exists"}
+            entries.append({"key": key, **how, **({"effect": effect} if effect else {})})
         return entries
 
 
@@ -187,11 +185,7 @@ def object_name(study: str, run_id: str) -> str:
 
 
 def manifest(
-    name: str,
-    run_dir: str,
-    spec: PlannedRun,
-    options: KubernetesOptions,
-    restarts: int,
+    name: str, run_dir: str, spec: PlannedRun, options: KubernetesOptions, restarts: int
 ) -> str:
     """The YAML of one run: a Job, and before it the Service of one with several pods.
 
@@ -240,11 +234,10 @@ def manifest(
         text = json.dumps(values[match[1]], ensure_ascii=False)
         return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in text)
 
-    lines = []
-    for line in ((SERVICE if several else "") + JOB).splitlines():
-        if all(values[name] is not None for name in re.findall("@([A-Z]+)", line)):
-            lines.append(re.sub("@([A-Z]+)", as_yaml, line))
-    return "\n".join(lines) + "\n"
+    lines = ((SERVICE if several else "") + JOB).splitlines(keepends=True)
+    unset = [f"@{name}\n" for name, value in values.items() if value is None]  # they end a line
+    kept = (line for line in lines if not line.endswith(tuple(unset)))
+    return "".join(re.sub("@([A-Z]+)", as_yaml, line) for line in kept)
 
 
 def to_kubernetes(
@@ -261,19 +254,17 @@ def to_kubernetes(
     for option in (name for name, value in refused.items() if value):
         raise UsageError(f"{option}: has no effect with --to kubernetes, leave it out")
     refuse_logs(plan.paths)
-    for spec in plan.runs.values():
-        if spec.nodes > 1 and getattr(spec, "launcher", None) == "once":
-            raise UsageError(
-                f"--launcher once on {spec.nodes} nodes: it starts the command in one pod only: "
-                "take srun or torchrun, or sizes of one node"
-            )
-        if options.gpu_resource != "none" and spec.whole_node:
-            # Its pod would get one GPU, of all that it is to drive.
-            raise UsageError("dp drives all GPUs of a node, of which --to kubernetes knows no "
-                             "number: leave it out of --strategies")  # fmt: skip
     restarts = MAX_RESTARTS if request.max_restarts is None else request.max_restarts
     texts = {}
     for run_id, spec in plan.runs.items():
+        if spec.nodes > 1 and getattr(spec, "launcher", None) == "once":
+            take = "take srun or torchrun, or sizes of one node"
+            what = f"--launcher once on {spec.nodes} nodes: it starts the command in one pod only"
+            raise UsageError(f"{what}: {take}")
+        if options.gpu_resource != "none" and spec.whole_node:
+            # Its pod would get one GPU, of all that it is to drive.
+            what = "dp drives all GPUs of a node, of which --to kubernetes knows no number"
+            raise UsageError(f"{what}: leave it out of --strategies")
         name, on_volume = object_name(plan.study.name, run_id), f"{plan.paths.folder.name}/{run_id}"
         texts[run_id] = manifest(name, on_volume, spec, options, restarts)
     if dry_run:
@@ -288,7 +279,6 @@ def to_kubernetes(
     for note in plan.notes:
         print(f"note: {note}")
     print(f"{len(texts)} manifests in {folder}/: nothing was started", flush=True)
-    print(
-        f"next: kubectl apply -f {folder}/    (docs/kubernetes.md: the volume, and what comes back)"
-    )
+    more = "(docs/kubernetes.md: the volume, and what comes back)"
+    print(f"next: kubectl apply -f {folder}/    {more}")
     return Exit.OK

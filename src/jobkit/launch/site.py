@@ -92,11 +92,9 @@ class Site:
     def shell(self) -> str:
         """The shell code that run.sh sources: environment, setup commands, container."""
         lines = [f"# site {self.name}"]
-        env = dict(self.env)
-        if self.interface:
-            env |= {"NCCL_SOCKET_IFNAME": self.interface, "GLOO_SOCKET_IFNAME": self.interface}
-        if self.interface_suffix:
-            env["JOBKIT_INTERFACE_SUFFIX"] = self.interface_suffix
+        own = dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"), self.interface)
+        own |= {"JOBKIT_INTERFACE_SUFFIX": self.interface_suffix}
+        env = {**self.env, **{name: value for name, value in own.items() if value}}
         lines += [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
         for line in self.setup:
             why = shlex.quote(f"site {self.name}: setup command failed: {line}")
@@ -151,14 +149,11 @@ def minutes(text: str) -> float:
     total, match = 0.0, _TIME.fullmatch(text)
     if match:
         days, a, b, c = (int(word or 0) for word in match.groups())
-        if match[1] is not None:
-            total = days * 1440.0 + a * 60 + b + c / 60
-        else:
-            total = a * 60 + b + c / 60 if match[4] is not None else a + b / 60
+        has_hours = match[1] is not None or match[4] is not None
+        total = days * 1440.0 + a * 60 + b + c / 60 if has_hours else a + b / 60
     if not total:
-        raise UsageError(
-            f"time {text!r}: must be minutes, HH:MM:SS or D-HH:MM:SS, as 30 or 01:30:00"
-        )
+        forms = "minutes, HH:MM:SS or D-HH:MM:SS, as 30 or 01:30:00"
+        raise UsageError(f"time {text!r}: must be {forms}")
     return total
 
 

@@ -35,10 +35,8 @@ def find_site(name: str | None, ask: bool = True) -> Site | None:
     if name == "local" or (name is None and not here):
         return None
     if ask and not here:
-        raise UsageError(
-            f"--site {name}: no 'sbatch' on PATH here; log in to the cluster, "
-            "or use --site local for this machine"
-        )
+        do = "log in to the cluster, or use --site local for this machine"
+        raise UsageError(f"--site {name}: no 'sbatch' on PATH here; {do}")
     if name not in (None, "slurm"):
         return Site.load(name)
     text = _configuration()
@@ -46,16 +44,17 @@ def find_site(name: str | None, ask: bool = True) -> Site | None:
         done = call(["scontrol", "show", "config"])
         if not (text := done.stdout) and not _NOT_SET_UP.search(done.stderr):
             reason = (done.stderr.strip().splitlines() or ["no answer"])[-1]
-            raise UsageError(
-                f"Slurm's controller does not answer ({reason}): try again later, "
-                "or use --site local"
-            )
+            raise UsageError(f"{_no_answer(reason)}, or use --site local")
     if not text and name is None:
         return None  # Slurm's commands are installed without a cluster
     if not text and ask:
         raise UsageError("--site slurm: Slurm is installed here, but no cluster is configured")
     cluster = CLUSTER.search(text or "")
     return site_of_cluster(cluster[1] if cluster else "slurm")
+
+
+def _no_answer(reason: str) -> str:
+    return f"Slurm's controller does not answer ({reason}): try again later"
 
 
 def max_array_size() -> int:
@@ -88,14 +87,11 @@ def call(
             words, input=stdin, capture_output=True, text=True, timeout=timeout_s, env=env
         )
     except FileNotFoundError:
-        raise UsageError(
-            f"no '{words[0]}' on PATH: this machine has no Slurm; use --site local"
-        ) from None
+        text = f"no '{words[0]}' on PATH: this machine has no Slurm; use --site local"
     except subprocess.TimeoutExpired:
-        raise UsageError(
-            f"Slurm did not answer '{words[0]}' within {timeout_s:.0f} s: look with squeue, then "
-            "try again, or use --site local"
-        ) from None
+        text = f"Slurm did not answer '{words[0]}' within {timeout_s:.0f} s: look with squeue"
+        text += ", then try again, or use --site local"
+    raise UsageError(text)
 
 
 def sbatch(text: str, options: Mapping[str, str | bool], test: bool = False) -> str:
@@ -115,7 +111,7 @@ def refusal(stderr: str, options: Mapping[str, str | bool]) -> str:
     lines = [line for line in stderr.splitlines() if "error" in line or "failure" in line]
     reason = (lines or stderr.strip().splitlines() or ["no reason given"])[-1 if lines else 0]
     if re.search(r"Socket timed out|Unable to contact|Connection refused", reason):
-        return f"Slurm's controller does not answer ({reason}): try again later"
+        return _no_answer(reason)
     reason = reason.removeprefix("allocation failure: ").removeprefix("sbatch: error: ")
     requested = " ".join(f"--{k}" if v is True else f"--{k}={v}" for k, v in options.items())
     return f"sbatch rejected the job: {reason}{_valid_names(reason)} (requested: {requested})"
@@ -159,10 +155,8 @@ def own_jobs(study: str, job_ids: Sequence[str], names: Collection[str]) -> list
     for line in done.stdout.splitlines():
         job_id, uid, name = [*line.strip().split("|", 2), "", ""][:3]
         if uid != str(os.geteuid()) or name not in names:
-            raise UsageError(
-                f"Slurm job {job_id} ('{name}' of user id {uid}) is no job of {study}, though a "
-                "file in its folder says so: nothing was cancelled"
-            )
+            job = f"Slurm job {job_id} ('{name}' of user id {uid}) is no job of {study}"
+            raise UsageError(f"{job}, though a file in its folder says so: nothing was cancelled")
         known.add(job_id)
     return [job_id for job_id in job_ids if job_id.split("_")[0] in known]
 

@@ -120,17 +120,11 @@ def job_names(plan: Plan) -> set[str]:
 def sbatch_options(shape: Shape, site: Site, overrides: Options, name: str) -> Options:
     """All options of one sbatch call: the site's, overridden by the user's."""
     if site.gpus_per_node and shape.ranks_per_node > site.gpus_per_node:
-        raise UsageError(
-            f"{shape.ranks_per_node} GPUs on a node: site '{site.name}' has {site.gpus_per_node}; "
-            f"use more nodes, as --gpus {shape.nodes * shape.ranks_per_node} with "
-            f"--gpus-per-node {site.gpus_per_node}"
-        )
-    options: Options = {
-        "job-name": name,
-        "nodes": str(shape.nodes),
-        "ntasks-per-node": str(shape.ranks_per_node),
-        "time": site.time,
-    }
+        what = f"{shape.ranks_per_node} GPUs on a node: site '{site.name}' has {site.gpus_per_node}"
+        size = f"--gpus {shape.nodes * shape.ranks_per_node} with --gpus-per-node"
+        raise UsageError(f"{what}; use more nodes, as {size} {site.gpus_per_node}")
+    options: Options = {"job-name": name, "nodes": str(shape.nodes)}
+    options |= {"ntasks-per-node": str(shape.ranks_per_node), "time": site.time}
     for key in ("partition", "account", "qos", "constraint", "reservation", "mem", "cpus_per_task"):
         if value := getattr(site, key):
             options[key.replace("_", "-")] = str(value)
@@ -160,8 +154,7 @@ def warning(options: Options, stop_signal: str) -> Options:
     """
     short = minutes(str(options["time"])) < _WARNED_FROM_MIN
     more: Options = {"signal": "CONT@1" if short else f"{stop_signal}@{WARNING_S}"}
-    if "no-requeue" not in options:
-        more["requeue"] = True
+    more |= {} if "no-requeue" in options else {"requeue": True}
     return {key: value for key, value in more.items() if key not in options}
 
 
@@ -175,14 +168,13 @@ def verbatim(words: Sequence[str]) -> Options:
 
     Raises UsageError for a word that is no option, or an option that jobkit sets itself.
     """
-    options: Options = {}
-    waiting = list(words)
+    options, waiting = Options(), list(words)
     while waiting:
         word = waiting.pop(0)
         match = _OPTION.fullmatch(word)
         if not match:
             raise UsageError(f"'{word}': write options of sbatch in their long form, --key=value")
-        key, value = match[1], match[2]
+        key, value = match.groups()
         if key in (*_SET_BY_JOBKIT, "wrap"):
             raise UsageError(f"--{key}: jobkit sets this itself, from --gpus and --name")
         if value is None and waiting and not waiting[0].startswith("-"):

@@ -44,8 +44,10 @@ OPTIONS = {
     "unit": (r"[^\x00-\x1f\x7f]+", "text without a control character"),
     "work-per-step": (r"[0-9]+(\.[0-9]+)?([eE][+]?[0-9]{1,2})?", "a number above 0"),
     "warmup-steps": NUMBER,
+    "stop-signal": (r"USR[12]", "USR1 or USR2"),  # these two are the training's as well
+    "why": (NUMBER[0], "a whole number of steps, 0 or more"),
 }
-FLAGS = ("preflight", "comm", "no-auto", "help-training")
+FLAGS = ("preflight", "comm", "no-auto", "help-training", "check", "dry-run")
 OF_A_COMMAND = ("launcher", "unit", "work-per-step", "warmup-steps", "no-auto")
 MEANT_RANKS = ("--nproc", "--np", "-np", "-n", "--ranks", "--gpus", "--gpu", "--num-gpus")
 SLURM_BINDING = ("CPU_BIND", "CPU_BIND_LIST", "CPU_BIND_TYPE", "CPU_BIND_VERBOSE", "GPU_BIND")
@@ -79,8 +81,7 @@ class Run:
     launcher: str  # of a command; training
     module: str  # of the training
     only: str  # check or dry-run: nothing is written
-    stop_signal: str  # on which the run saves and ends, as USR2
-    why: str  # how many steps are profiled at each of a few places
+    stop_signal: str  # on which the run saves and ends
     allocation: bool
     python: str  # of the ranks
     nodes: int = 1
@@ -114,8 +115,8 @@ def parse(words: Sequence[str]) -> tuple[dict[str, str], list[str], list[str]]:
             pattern, text = OPTIONS[name]
             if not re.fullmatch(pattern, options[name]):
                 raise UsageError(f"--{name} {options[name]}: must be {text}")
-        elif word.startswith("--") and name in FLAGS and not equals:
-            options[name] = "1"
+        elif word.startswith("--") and name in FLAGS and (not equals or name == "check"):
+            options[name] = word
         elif word.partition("=")[0] in MEANT_RANKS:
             number = value or (rest[0] if rest else "2")
             raise UsageError(f"unknown option {word}: write --nproc-per-node {number}")
@@ -126,21 +127,15 @@ def parse(words: Sequence[str]) -> tuple[dict[str, str], list[str], list[str]]:
             training.append(word)
     if rest[:1] == ["--"] and not rest[1:]:
         raise UsageError("-- needs a command after it, as: -- python train.py")
+    if rest and training:
+        what = "after -- comes the command with its own options"
+        raise UsageError(f"unknown option {training[0]}: {what}")
     return options, training, rest[1:]
 
 
 def check_options(run: Run) -> None:
     """Raise UsageError for options that do not go together."""
-    options, of_both = run.options, r"--(dry-run|check(=.*)?|stop-signal(=.*)?|why(=.*)?)"
-    if run.command:
-        for before, word in zip(["", *run.training], run.training, strict=False):
-            if before not in ("--stop-signal", "--why") and not re.fullmatch(of_both, word):
-                raise UsageError(
-                    f"unknown option {word}: after -- comes the command with its own options"
-                )
-        if not re.fullmatch(r"[0-9]{1,4}", run.why):
-            raise UsageError(f"--why {run.why}: must be a whole number of steps, 0 or more")
-    names, several = set(options), "nnodes" in options
+    names, several = set(run.options), "nnodes" in run.options
     missing = {"node-rank", "master-addr", "run-dir"} - names
     machines, of_slurm = {"node-rank", "master-addr", "master-port"}, {"nodes", "ntasks-per-node"}
     listed = ", ".join(f"--{name}" for name in OF_A_COMMAND[:-1])
@@ -155,7 +150,7 @@ def check_options(run: Run) -> None:
         (not several and names & machines,
          "--node-rank, --master-addr and --master-port need --nnodes beside them"),
         (several and missing, f"--nnodes needs --{max(missing, default='')} beside it"),
-        (several and run.machine >= int(options["nnodes"]),
+        (several and run.machine >= int(run.options["nnodes"]),
          f"--node-rank {run.machine}: must be below --nnodes"),
         (several and run.launcher == "once", "--launcher once starts all machines: no --nnodes"),
         (several and run.allocation,
@@ -176,24 +171,19 @@ def read_run(argv: Sequence[str]) -> Run:
         of_site.append(rest[: int(count)])
         rest = rest[int(count) :]
     options, training, command = parse(rest)
-    only = [w[2:].partition("=")[0] for w in training if re.match(r"--(check|dry-run)(=|$)", w)]
-
-    def of_both(name: str, default: str) -> str:
-        """The value of an option that both the training and a command have; each checks it."""
-        match = re.search(rf"(?:^|\0)--{name}[\0=]([^\0]*)", "\0".join(training))
-        return match[1] if match else default
-
     run = Run(
         run_sh=Path(run_sh), srun_options=of_site[0], inside=of_site[1], words=rest,
-        options=options, training=training, command=command, only=(only or [""])[0],
+        options=options, training=training, command=command,
+        only=next((name for name in ("check", "dry-run") if name in options), ""),
         launcher=options.get("launcher", "srun") if command else "training",
         module="jobkit.checks.comm" if "comm" in options else "jobkit.payload.main",
-        stop_signal="USR1" if of_both("stop-signal", "") == "USR1" else "USR2",
-        why=of_both("why", "5"), machine=int(options.get("node-rank", 0)),
+        stop_signal=options.get("stop-signal", "USR2"), machine=int(options.get("node-rank", 0)),
         allocation=bool(os.environ.get("SLURM_JOB_ID")),
         python=os.environ.get("JOBKIT_PYTHON") or "python",
     )  # fmt: skip
     check_options(run)
+    shared = [f"--{name}={options[name]}" for name in ("stop-signal", "why") if name in options]
+    run.training += [*shared, *(options[name] for name in ("check", "dry-run") if name in options)]
     if "help-training" in options:
         run.training = ["--help"]
     elif run.allocation:
@@ -219,30 +209,28 @@ def choose_python(run: Run) -> None:
 
     Of a container and of a command nothing is known here. Raises UsageError where none has it.
     """
-    if run.command or run.inside or run.srun_options:
+    path, root = shutil.which(run.python), run.run_sh.parent
+    if run.command or run.inside or run.srun_options or (path and _has_torch(path)):
         return
-    root = run.run_sh.parent
-    own_python = root / ".venv" / "bin" / "python"
+    own_python = str(root / ".venv" / "bin" / "python")
     advice = "run 'make venv' once, then 'source .venv/bin/activate'"
     if root.name == "_kit":  # installed by pip
-        own_python = Path(sys.executable)
+        own_python = sys.executable
         pip = "python -m pip install '/path/to/jobkit[payload]'"
         advice = f'run "{pip}", of a checkout or a wheel'
-    path = shutil.which(run.python)
-    if path and _has_torch(path):
-        return
-    if "JOBKIT_PYTHON" not in os.environ and own_python.exists() and _has_torch(str(own_python)):
+    if "JOBKIT_PYTHON" not in os.environ and _has_torch(own_python):
         say("note", f"no python on PATH that has torch: taking {own_python}")
-        run.python = str(own_python)
+        run.python = own_python
         return
     what = f"{path} has no torch and torchvision" if path else f"no '{run.python}' on PATH"
     raise UsageError(f"{what}: {advice}")
 
 
 def _has_torch(python: str) -> bool:
-    """Whether a Python has torch and torchvision, which are looked for and not imported."""
+    """Whether there is this Python with torch and torchvision, which it does not import."""
     text = "import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"
-    return subprocess.run([python, "-c", text, "torch", "torchvision"]).returncode == 0
+    words = [python, "-c", text, "torch", "torchvision"]
+    return Path(python).exists() and subprocess.run(words).returncode == 0
 
 
 # --- the lines of srun and torchrun ---------------------------------------------------------------
@@ -289,19 +277,17 @@ def srun_command(run: Run, env: dict[str, str]) -> list[str]:
 
     A rank that has ended well leaves the others their time: --wait=0.
     """
-    rank, size = rank_words("slurm"), [f"--nodes={run.nodes}"]
+    rank, nodes, tasks = rank_words("slurm"), run.nodes, run.ranks
     more = ["--kill-on-bad-exit=1", "--wait=0"]
-    if run.launcher == "srun":
-        size += [f"--ntasks={run.nodes * run.ranks}", f"--ntasks-per-node={run.ranks}"]
-    elif run.launcher == "torchrun":  # each node's one task has all that the node has
+    if run.launcher == "torchrun":  # each node's one task has all that the node has
         text = Path(__file__).with_name("agent.py").read_text()
         rank = [_torchrun_python(run), "-c", text, str(run.ranks), *rank_words("torchrun")]
-        size += [f"--ntasks={run.nodes}", "--ntasks-per-node=1"]
-        more += ["--cpu-bind=none"]
-    else:  # shared, so that the command may start steps of its own
-        rank, size = rank_words("once"), ["--nodes=1", "--ntasks=1", "--ntasks-per-node=1"]
+        tasks, more = 1, [*more, "--cpu-bind=none"]
+    elif run.launcher == "once":  # shared, so that the command may start steps of its own
+        rank, nodes, tasks = rank_words("once"), 1, 1
         more += ["--cpu-bind=none", "--overlap"]
     cpus, bind = _binding(env)
+    size = [f"--nodes={nodes}", f"--ntasks={nodes * tasks}", f"--ntasks-per-node={tasks}"]
     start = ["srun", *more, *bind, *cpus, *size, *run.srun_options, *run.inside]
     return [*start, *rank, *run.command]
 
@@ -314,8 +300,8 @@ def rank_words(place: str) -> list[str]:
 
 def _torchrun_python(run: Run) -> str:
     """The Python that the command itself names, else that of the ranks."""
-    is_python = re.fullmatch(r"python[0-9.]*", Path(run.command[0]).name)
-    return run.command[0] if is_python else run.python
+    program = run.command[0] if run.command else ""
+    return program if re.fullmatch(r"python[0-9.]*", Path(program).name) else run.python
 
 
 def torchrun_here(run: Run, port: int, words: list[str]) -> list[str]:
@@ -330,10 +316,9 @@ def torchrun_here(run: Run, port: int, words: list[str]) -> list[str]:
     meet = ["--nnodes", str(run.nodes), "--node-rank", str(run.machine)]
     meet += ["--rdzv-backend", "static", "--master-addr", address, "--master-port", str(port)]
     meet += ["--rdzv-id", name, "--rdzv-conf", f"timeout={options.get('start-timeout', 60)}"]
-    if "nnodes" not in options:
-        meet += ["--local-addr", "127.0.0.1"]
-    python = _torchrun_python(run) if run.command else run.python
-    start = [python, "-m", "torch.distributed.run", *meet, "--nproc-per-node", str(run.ranks)]
+    meet += [] if "nnodes" in options else ["--local-addr", "127.0.0.1"]
+    start = [_torchrun_python(run), "-m", "torch.distributed.run", *meet]
+    start += ["--nproc-per-node", str(run.ranks)]
     start += ["--monitor-interval", options.get("monitor-interval", "0.1")]
     if not run.command:
         return [*start, "-m", run.module, *words]
@@ -359,17 +344,16 @@ def command_environment(run: Run, env: dict[str, str]) -> dict[str, str]:
     """What a command gets besides the places of its ranks."""
     root = str(run.run_sh.parent / "src")
     auto = f"{root}/jobkit/program/auto"
-    named = {"JOBKIT_UNIT": "unit", "JOBKIT_WORK_PER_STEP": "work-per-step"}
-    for name in (*named, "JOBKIT_AUTO", "JOBKIT_READS_OUTCOME"):
+    for name in ("JOBKIT_UNIT", "JOBKIT_WORK_PER_STEP", "JOBKIT_AUTO", "JOBKIT_READS_OUTCOME"):
         env.pop(name, None)
-    env |= {name: run.options[key] for name, key in named.items() if key in run.options}
+    for name in {"unit", "work-per-step"} & set(run.options):
+        env[f"JOBKIT_{name.upper().replace('-', '_')}"] = run.options[name]
     env |= {"JOBKIT_RUN_DIR": str(run.folder), "JOBKIT_RUN_ID": run.folder.name}
     env |= {"JOBKIT_STUDY": run.folder.parent.name, "JOBKIT_ATTEMPT": str(run.attempt)}
     env |= {"JOBKIT_WARMUP_STEPS": run.options.get("warmup-steps", "5")}
-    env |= {"JOBKIT_WHY": run.why, "JOBKIT_STOP_SIGNAL": run.stop_signal}
+    env |= {"JOBKIT_WHY": run.options.get("why", "5"), "JOBKIT_STOP_SIGNAL": run.stop_signal}
     # The user's own folders stay first; jobkit, for its meter, comes last.
-    parts = [p for p in env.get("PYTHONPATH", "").split(":") if p not in ("", root, auto)]
-    parts += [root]
+    parts = [p for p in env.get("PYTHONPATH", "").split(":") if p not in ("", root, auto)] + [root]
     if "no-auto" not in run.options:
         env["JOBKIT_AUTO"] = "1"
         parts[:0] = [auto] * Path(auto).is_dir()

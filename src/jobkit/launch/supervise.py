@@ -43,6 +43,7 @@ STUCK_AFTER_S, LOOK_EVERY_S = 90.0, 5.0  # srun's own --wait, of 60 s, comes fir
 OUTCOME_S = 30.0  # for the outcome that rank 0 writes on another machine
 MIN_CORES_PER_GPU = 4
 NEVER = float("inf")
+NOW = "%Y-%m-%dT%H:%M:%S%z"  # of strftime
 
 
 # --- an attempt begins ----------------------------------------------------------------------------
@@ -56,11 +57,10 @@ def choose_folder(run: Run, in_study: bool) -> None:
     if path := run.options.get("run-dir"):
         run.folder = Path(path).absolute()
     else:
-        now = time.strftime("%Y%m%d-%H%M%S")
-        job = f"job-{os.environ['SLURM_JOB_ID']}" if run.allocation else ""
+        new = f"run-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        name = f"job-{os.environ['SLURM_JOB_ID']}" if run.allocation else new
         kind = "comm" if "comm" in run.options else "single"
-        run.folder = logs_root().absolute() / kind / (job or f"run-{now}-{os.getpid()}")
-        run.new_folder = True
+        run.folder, run.new_folder = logs_root().absolute() / kind / name, True
     if in_study:  # its launcher has looked
         return
     for note in check_study(run.folder):
@@ -84,8 +84,7 @@ def claim_attempt(run: Run, signals: Signals) -> None:
             run.attempt += 1
     except OSError:
         raise UsageError(f"{run.folder} is not writable: choose another with --run-dir") from None
-    now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    where = f"{run.folder} on {socket.gethostname()} at {now}"
+    where = f"{run.folder} on {socket.gethostname()} at {time.strftime(NOW)}"
     print(f"[jobkit] start: attempt {run.attempt} of {where}", flush=True)
 
 
@@ -104,10 +103,8 @@ def join_attempt(run: Run, signals: Signals) -> int:
                 return max(numbers)
         if any(signum in END_SIGNALS for signum in signals.wait(0.2)):
             sys.exit(Exit.TERMINATED)
-    raise NotStarted(
-        f"machine 0 has begun no attempt in {run.folder} within {wait_s} s: all machines need "
-        "this folder"
-    )
+    what = f"machine 0 has begun no attempt in {run.folder} within {wait_s} s"
+    raise NotStarted(f"{what}: all machines need this folder")
 
 
 def start_attempt(run: Run) -> tuple[Children, socket.socket | None]:
@@ -117,8 +114,8 @@ def start_attempt(run: Run) -> tuple[Children, socket.socket | None]:
     if run.command:
         env = start.command_environment(run, env)
         if not run.paths.spec.exists() and not run.machine:
-            spec: dict[str, object] = {"command": run.command, "launcher": run.launcher}
-            spec |= {"nodes": run.nodes, "ranks_per_node": run.ranks}
+            size = {"nodes": run.nodes, "ranks_per_node": run.ranks}
+            spec = {"command": run.command, "launcher": run.launcher, **size}
             ids = {"v": 1, "study": run.folder.parent.name, "run_id": run.folder.name}
             write_json(run.paths.spec, {**ids, "spec": spec})
     elif not run.only:
@@ -129,11 +126,9 @@ def start_attempt(run: Run) -> tuple[Children, socket.socket | None]:
     if run.launcher in ("srun", "torchrun"):
         env.setdefault("MASTER_PORT", str(start.step_port()))
         env["LOCAL_WORLD_SIZE"] = str(run.ranks)
+    words = [run.module, *words]
+    line = start.srun_command(run, env) if run.command else start.srun_training(run, env, words)
     children = Children(grace_s=10.0)
-    if run.command:
-        line = start.srun_command(run, env)
-    else:
-        line = start.srun_training(run, env, [run.module, *words])
     children.start(line, env, session=False)
     return children, None
 
@@ -142,9 +137,9 @@ def start_here(
     run: Run, env: dict[str, str], words: list[str]
 ) -> tuple[Children, socket.socket | None]:
     """Start torchrun on this machine, or a command's ranks."""
-    by_torchrun = run.launcher in ("torchrun", "training")
-    grace = run.options.get("shutdown-timeout", "30" if by_torchrun else "15")
-    if "shutdown-timeout" in run.options:
+    by_torchrun, options = run.launcher in ("torchrun", "training"), run.options
+    grace = options.get("shutdown-timeout", "30" if by_torchrun else "15")
+    if "shutdown-timeout" in options:
         env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = grace
     if not env.get("OMP_NUM_THREADS"):  # torchrun would set 1, and warn
         env["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // run.ranks))
@@ -154,27 +149,25 @@ def start_here(
         env.setdefault("GLOO_SOCKET_IFNAME", "lo")
     # Bound, and not listening: no other program gets the port until torch binds it seconds later,
     # which SO_REUSEADDR of both sockets allows.
-    holder = None
-    port = int(run.options.get("master-port", 29500))
-    if "nnodes" not in run.options and not by_torchrun and env.get("MASTER_PORT"):
+    holder, port = None, int(options.get("master-port", 29500))
+    if "nnodes" not in options and not by_torchrun and env.get("MASTER_PORT"):
         port = int(env["MASTER_PORT"])
-    elif "nnodes" not in run.options:
+    elif "nnodes" not in options:
         holder = socket.socket()
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))
         port = int(holder.getsockname()[1])
     if by_torchrun:  # it kills its ranks itself after the grace period
         children = Children(float(grace) + 5)
-        for name in ("MASTER_ADDR", "MASTER_PORT"):
-            env.pop(name, None)
+        env = {k: v for k, v in env.items() if k not in ("MASTER_ADDR", "MASTER_PORT")}
         children.start(start.torchrun_here(run, port, words), env)
         return children, holder
     # 75 is not yet the end of the other ranks, which may still save.
     children = Children(float(grace), not_failed=(0, Exit.AGAIN))
     ranks = 1 if run.launcher == "once" else run.ranks
     for rank in range(ranks):
-        rank_env = start.place_here(run, env, rank, port)
-        children.start(run.command, rank_env, whole_lines=ranks > 1)
+        place = start.place_here(run, env, rank, port)
+        children.start(run.command, place, whole_lines=ranks > 1)
     return children, holder
 
 
@@ -185,9 +178,7 @@ def follow(run: Run, children: Children, signals: Signals) -> int:
     """Wait for the end of an attempt; return its exit code. Each signal is handed on once."""
     number = signal.Signals[f"SIG{run.stop_signal}"]
     plain = not run.allocation and run.launcher in ("srun", "once")
-    watch = None
-    if run.command and run.launcher != "once":
-        watch = Watch(run.folder)
+    watch = Watch(run.folder) if run.command and run.launcher != "once" else None
     may_hang = run.allocation and not run.command and not run.only
     warned, end_at, next_look, done_at = False, NEVER, 0.0, NEVER
     while not children.poll():
@@ -238,11 +229,10 @@ def follow(run: Run, children: Children, signals: Signals) -> int:
 
 def mark_rank(run: Run, kind: str, local_rank: int, code: int) -> None:
     """Note how a rank ended, as hpc/rank.bash does; the first one says how the attempt ended."""
-    reason, names = f"exit code {code}", {number.value: number.name for number in signal.Signals}
-    if code > 128 and (name := names.get(code - 128)):
-        reason = f"ended by {name}"
-        if name == f"SIG{run.stop_signal}":
-            reason = f"ended by the stop signal, {name}, which the command does not handle"
+    name = {number + 128: number.name for number in signal.Signals}.get(code)
+    reason = f"ended by {name}" if name else f"exit code {code}"
+    if name == f"SIG{run.stop_signal}":
+        reason = f"ended by the stop signal, {name}, which the command does not handle"
     who = "" if run.launcher == "once" else f"rank {run.machine * run.ranks + local_rank}: "
     path = run.paths.attempts / str(run.attempt) / kind
     with contextlib.suppress(OSError), path.open("x") as file:
@@ -283,16 +273,17 @@ def judge_command(run: Run, code: int) -> int:
     failed, preempted = read_mark(run, "failed"), read_mark(run, "preempted")
     if failed is not None:
         match = re.fullmatch(r"([0-9]{1,3}) (.*)", failed, re.DOTALL)
-        code, reason = (int(match[1]) or 1, match[2]) if match else (1, failed)
-        status = "failed"
+        status, code, reason = "failed", 1, failed
+        if match:
+            code, reason = int(match[1]) or 1, match[2]
     elif preempted is not None and (code in (0, 75, 130, 143) or run.stopped):
         code, status, reason = int(Exit.AGAIN), "preempted", preempted
     elif code:
         status, reason = "failed", f"{run.launcher} ended with exit code {code}"
     if not run.machine:
         record = {"exit_code": code, "status": status, "reason": reason[:2000]}
-        ids = {"run_id": run.folder.name, "attempt": run.attempt}
-        write_json(run.paths.outcome(run.attempt), {**record, **ids})
+        record |= {"run_id": run.folder.name, "attempt": run.attempt}
+        write_json(run.paths.outcome(run.attempt), record)
     return code
 
 
@@ -309,9 +300,9 @@ def note_job(run: Run, child: int | None = None) -> None:
         by_run_sh = (read_json(path) or {}).get("launcher") == "run.sh"
         if not (launcher or run.new_folder or (by_run_sh and not run.machine)):
             return
-        job_id = slurm_job_id(environ)
+        job_id, is_step = slurm_job_id(environ), bool(environ.get("SLURM_STEP_ID"))
         cluster = environ.get("SLURM_CLUSTER_NAME", "") if job_id and not launcher else ""
-        is_batch_shell = environ.get("SLURM_TASK_PID") == str(os.getpid())
+        is_job = environ.get("SLURM_TASK_PID") == str(os.getpid()) and not is_step
         run.job = {
             "v": 1,
             "launcher": launcher or "run.sh",
@@ -319,8 +310,7 @@ def note_job(run: Run, child: int | None = None) -> None:
             # Another cluster that sees this folder has other jobs of the same number.
             "cluster": cluster if re.fullmatch(r"[A-Za-z0-9._-]+", cluster) else None,
             # The allocation has more than this run.
-            "shared": bool(job_id and not launcher)
-            and not (is_batch_shell and not environ.get("SLURM_STEP_ID")),
+            "shared": bool(job_id and not launcher and not is_job),
             **identify(os.getpid()),
             "host": environ.get("SLURMD_NODENAME") or socket.gethostname(),
             "started": time.time(),
@@ -346,8 +336,7 @@ def slurm_job_id(environ: Mapping[str, str]) -> str | None:
 def prepare_allocation(run: Run) -> None:
     """Set what the ranks are told of the allocation."""
     environ, job_id = os.environ, os.environ["SLURM_JOB_ID"]
-    cores = environ.get("SLURM_CPUS_PER_TASK")
-    if cores:
+    if cores := environ.get("SLURM_CPUS_PER_TASK"):
         environ.setdefault("OMP_NUM_THREADS", cores)
     on_node = re.match(r"[0-9]+", environ.get("SLURM_CPUS_ON_NODE", ""))
     share = int(cores or (int(on_node[0]) // run.ranks if on_node else MIN_CORES_PER_GPU))
@@ -391,12 +380,12 @@ def requeue(run: Run) -> None:
     """Requeue a job that was stopped early with a checkpoint, within its bound."""
     count, limit = int(os.environ.get("SLURM_RESTART_COUNT") or 0), run.options.get("max-restarts")
     if count >= int(limit or MAX_RESTARTS):
-        text = f"stopped early, and requeued {count} times already (--max-restarts): not again"
-        say("warning", text)
+        already = f"requeued {count} times already (--max-restarts)"
+        say("warning", f"stopped early, and {already}: not again")
         return
-    job_id, now = os.environ["SLURM_JOB_ID"], time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    text = f"stopped early with a checkpoint: requeueing job {job_id} at {now}"
-    print(f"[jobkit] {text}", flush=True)
+    job_id = os.environ["SLURM_JOB_ID"]
+    text = f"requeueing job {job_id} at {time.strftime(NOW)}"
+    print(f"[jobkit] stopped early with a checkpoint: {text}", flush=True)
     # An array's last element has the job id of the array, which would requeue all of it.
     if subprocess.run(["scontrol", "requeue", slurm_job_id(os.environ) or job_id]).returncode:
         say("warning", f"Slurm did not requeue: submit it again with --run-dir {run.folder}")
