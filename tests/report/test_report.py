@@ -113,20 +113,20 @@ def test_a_forecast_is_marked_wherever_it_stands(capsys, monkeypatch) -> None:
     monkeypatch.setattr(figures, "FIGURES", shown)  # the others do not know of it
     whole_study(strategies=("ddp", "fsdp"), gpus=(1, 2, 4))
     options = ["--collect", "--apart", "--min-efficiency", "0.6"]
-    given = ["s", *options, "--forecast", "8", "16", "4096"]
+    given = ["s", *options, "--forecast", "6", "8", "4096"]
     assert plot_main(given) == 0
     said, warned = capsys.readouterr()
     assert said.count("forecast (not measured): ") == 4
     assert "no forecast: ddp: " in warned and "4096 ranks" in warned
     folder = logs() / "s"
     table = pd.read_csv(folder / "forecast.csv")
-    assert {*table["world_size"]} == {8, 16}
+    assert {*table["world_size"]} == {6, 8}
     assert table["speed_up_low"].lt(table["speed_up"]).all()
     widths = (table["speed_up_high"] / table["speed_up_low"]).tolist()
     assert widths[1] > widths[0]
     page = (folder / "report.html").read_text()
     assert "Forecast: not measured" in page
-    assert "plot_results.sh s --apart --forecast 8 16 4096 --min-efficiency 0.6" in page
+    assert "plot_results.sh s --apart --forecast 6 8 4096 --min-efficiency 0.6" in page
     # Without one, nothing of the old one is left.
     assert plot_main(["s"]) == 0
     assert not (folder / "forecast.csv").exists()

@@ -33,7 +33,7 @@ _CELL = re.compile(
     rf"(?P<value>{_NUMBER})(?P<scale>[kMG])?\s?(?P<unit>x|\u00d7|%|(?:{_UNIT})s?(?![a-z]))?"
     r"(?:\s?[a-zA-Z]+\s?/\s?\w+)?(?:\s*[\[(][^\])]*[\])])?"
 )
-_SCALES = {"k": 1e3, "M": 1e6, "G": 1e9}
+_SCALES = {None: 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
 _SIZE = r"^(?:#|number of|no\. of|num)?[ _]*(?:{})s?(?: \(#\))?$"
 _PER_S = r"(?:/|\bper[ _]|_per_)\s?(?:s|sec|ms|second|min|hour|h)\b"
 # A head with one of these tells nothing of the scaling; else the first that is found is its role.
@@ -53,7 +53,6 @@ _ROLES = (
     ("time", rf"time|wall|elapsed|duration|latency|\b(?:{_UNIT})s?\b"),
 )
 _OF_TWO = r"speed[ _-]?up.*\(.*(?: - | to ).*\)"  # of one precision over another, say
-_SIZES = ("gpus", "nodes", "cores")
 _PER_RANK = r"(?:/|per[ _-]?)\s?(?:gpu|node|rank|device|core)"
 _PER_STEP = r"\b(?:it|iter\w*|steps?|batch\w*)\s?/"
 _UNITS = {"speed_up": "x", "efficiency": " %"}
@@ -102,17 +101,14 @@ def number(cell: str, head: str = "", role: str = "") -> Number | None:
     of_thousands = re.fullmatch(r"[1-9]\d{0,2},\d{3}", whole)
     if marks and not of_thousands and (len(marks) == 1 or len({*marks}) > 1):
         whole, _, rest = whole.rpartition(marks[-1])
-    scale = _SCALES.get(found["scale"] or "", 1.0)
+    scale, text = _SCALES[found["scale"]], cell.strip(" *$")
     if role == "time":
-        words = re.split(r"[^\w\u00b5]+|_", head.lower())
-        units = [w for w in words if w.removesuffix("s") in _SECONDS or w in _SECONDS]
-        unit = found["unit"] or (units[-1] if units else "s")
-        seconds = _SECONDS.get(unit) or _SECONDS.get(unit.removesuffix("s"))
-        if seconds is None:  # 1.5x, 50 %
+        words = [found["unit"] or "", *re.split(r"[^\w\u00b5]+|_", head.lower())[::-1]]
+        units = [_SECONDS.get(w) or _SECONDS.get(w.removesuffix("s")) for w in words]
+        if found["unit"] and units[0] is None:  # 1.5x, 50 %
             return None
-        scale *= seconds
-    half, text = 10.0 ** -len(rest) / 2, cell.strip(" *$")
-    value = float(f"{re.sub('[.,]', '', whole)}.{rest}")
+        scale *= next(filter(None, units), 1.0)
+    half, value = 10.0 ** -len(rest) / 2, float(f"{re.sub('[.,]', '', whole)}.{rest}")
     if role == "efficiency" and "%" not in head + text and value <= 3:  # a share of 1
         text, scale = f"{text} (of 1)", 100.0
     return Number(text, (value - half) * scale, (value + half) * scale)
@@ -136,9 +132,8 @@ def _cells(line: str, way: str) -> tuple[str, list[str]]:
     """How a line divides its cells, and these; a rule goes on with the table above."""
     if re.fullmatch(r"[\s|:+=-]+|\s*\\(?:hline|\w*rule(?:\{.*\})?)\s*", line) and line.strip():
         return way, []
-    # A head of several lines.
-    shown = re.compile(r"\\shortstack(?:\[\w\])?\{([^{}]*)\}")
-    line = shown.sub(lambda head: head[1].replace("\\\\", " "), line)
+    stacked = r"\\shortstack(?:\[\w\])?\{([^{}]*)\}"  # a head of several lines
+    line = re.sub(stacked, lambda head: head[1].replace("\\\\", " "), line)
     if re.search(r"(?<!\\)&", line) and "\\\\" in line:
         plain = re.sub(r"\\(?:text\w\w|mathbf|hline|\w*rule)\b|\\\\.*|[{}$]", "", line)
         cells = re.split(r"(?<!\\)&", plain.replace("\\times", "x"))
@@ -186,27 +181,24 @@ def _judged(block: Sequence[tuple[int, list[str]]]) -> Iterator[Verdict]:
                 series[row] += f" {last}"
         else:
             counts.append(texts)
-    size = next((c for unit in _SIZES for c in columns if c.role == unit), None)
+    size = next((c for unit in ("gpus", "nodes", "cores") for c in columns if c.role == unit), None)
     if size is None:
         return
     for texts in counts:  # as a batch per GPU, where it tells rows of one size apart
         places = [(s, n and n.low) for s, n in zip(series, size.numbers, strict=True)]
         if len({*places}) < len(places):
             series = [f"{s} {t}" for s, t in zip(series, texts, strict=True)]
-    for column in columns:
-        if column.role not in _UNITS:
-            continue
-        evidence = _evidence(columns, column)
-        for row, claim in enumerate(column.numbers):
+    for claims in (column for column in columns if column.role in _UNITS):
+        evidence = _evidence(columns, claims)
+        for row, claim in enumerate(claims.numbers):
             if claim is None:
                 continue
             same = [i for i, name in enumerate(series) if name == series[row]]
             found, why = list[Number](), "no times or rates that are certainly its own"
-            for one in evidence:
-                of_series = {i: (size.numbers[i], column.numbers[i], one.numbers[i]) for i in same}
-                more, why = _readings(of_series, row, column.role, one)
-                found += more
-            said = claim.text + _UNITS[column.role] * claim.text[-1].isdigit()
+            for column in evidence:
+                readings, why = _readings(size, claims, column, same, row)
+                found += readings
+            said = claim.text + _UNITS[claims.role] * claim.text[-1].isdigit()
             if found:  # of two readings the one that the claim is nearest to
                 near = min(found, key=lambda n: abs(n.middle - claim.middle))
                 high = claim.high + (claim.high - claim.low) / 2  # a value may be rounded or cut
@@ -219,57 +211,59 @@ def _judged(block: Sequence[tuple[int, list[str]]]) -> Iterator[Verdict]:
 
 def _evidence(columns: Sequence[Column], claim: Column) -> list[Column]:
     """The columns of times and rates that a claim is of; of several of a kind, by their heads."""
+
+    def words(column: Column) -> set[str]:
+        return {*re.findall(r"[a-z]+\d*", column.head.lower())}
+
     evidence = []
     alone = sum(c.role == claim.role for c in columns) == 1
-    words = {id(c): {*re.findall(r"[a-z]+\d*", c.head.lower())} for c in columns}
     for role in ("time", "rate"):
         own = [c for c in columns if c.role == role]
         if len(own) > 1 or not alone:
-            rest = {
-                id(c): set[str]().union(*(words[id(o)] for o in own if o is not c)) for c in own
-            }
-            own = [c for c in own if (words[id(c)] - rest[id(c)]) & words[id(claim)]]
+            others = [[words(o) for o in own if o is not c] for c in own]
+            pairs = zip(own, others, strict=True)
+            own = [c for c, rest in pairs if words(c).difference(*rest) & words(claim)]
         evidence += own if len(own) == 1 else []
     return evidence
 
 
 def _readings(
-    series: dict[int, tuple[Number | None, Number | None, Number | None]],
-    row: int,
-    kind: str,
-    column: Column,
+    sizes: Column, claims: Column, column: Column, same: Sequence[int], row: int
 ) -> tuple[list[Number], str]:
-    """The values of a claim by a column of times or rates; else why there are none.
+    """The values of a row's claim by a column of times or rates; else why there are none.
 
-    series: of each row the size, the claim and the time or rate. Neither for the base itself.
+    same: the rows of its series. Neither for the base itself.
     """
-    known = {i: (n.middle, c, x) for i, (n, c, x) in series.items() if n and x and x.low > 0}
+    kind, known = claims.role, dict[int, tuple[float, Number | None, Number]]()
+    for i in same:
+        n, x = sizes.numbers[i], column.numbers[i]
+        if n and x and x.low > 0:
+            known[i] = n.middle, claims.numbers[i], x
     least = min((n for n, _, _ in known.values()), default=0.0)
     if row not in known or least <= 0:
         return [], "no size with a time or a rate beside it"
-    bases = {i: (c, x) for i, (n, c, x) in known.items() if n == least}
-    strange = any(c and not c.low <= _ONE[kind] <= c.high for c, _ in bases.values())
+    bases = [(c, x) for n, c, x in known.values() if n == least]
+    strange = any(c and not c.low <= _ONE[kind] <= c.high for c, _ in bases)
     if strange or len(bases) == len(known):
         return [], "relative to a run that is not in its table"
-    if row in bases:
-        return [], ""
     at, _, this = known[row]
-    ones = [x for _, x in bases.values()]
-    one = Number(ones[0].text, min(x.low for x in ones), max(x.high for x in ones))
+    if at == least:
+        return [], ""
+    one = Number(bases[0][1].text, min(x.low for _, x in bases), max(x.high for _, x in bases))
     up, down = (one, this) if column.role == "time" else (this, one)
     # Whether the work grew with the ranks: a time or a rate of steps may be of strong or of weak
     # scaling, and a right claim meets one of the two.
     either = column.role == "time" or re.search(_PER_STEP, column.head, re.I)
     grows = (False, True) if either else (bool(re.search(_PER_RANK, column.head, re.I)),)
-    made, grown = [], at / least
+    readings, grown = [], at / least
     for more in grows:
         factor = (grown if more else 1.0) * (100 / grown if kind == "efficiency" else 1)
         low, high = factor * up.low / down.high, factor * up.high / down.low
         how = f"{up.text} / {down.text}" + f" x {grown:g}" * more
         how += f" / {grown:g}" * (kind == "efficiency")
         how += f" = {(low + high) / 2:.4g}{_UNITS[kind]} [{low:.4g}, {high:.4g}]"
-        made.append(Number(how, low, high))
-    return made, ""
+        readings.append(Number(how, low, high))
+    return readings, ""
 
 
 @command
@@ -278,20 +272,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = "Recompute the speed-ups and efficiencies of published scaling tables."
     parser = Parser(prog="jobkit check-claims", description=text, epilog=_EXAMPLES)
     parser.add_argument("file", metavar="FILE", help="a Markdown, LaTeX, text or CSV file")
-    args = parser.parse_args(argv)
+    file = parser.parse_args(argv).file
     try:
-        verdicts = check(read_text(args.file))
+        verdicts = check(read_text(file))
     except (OSError, UnicodeDecodeError, UsageError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"{args.file}: {reason}") from None
-    judged = [v for v in verdicts if v.follows is not None]
-    wrong = [v for v in judged if not v.follows]
+        raise UsageError(f"{file}: {getattr(error, 'strerror', None) or error}") from None
     for v in verdicts:
         if not v.follows:
             verb = "is not judged" if v.follows is None else "does not follow"
             print(f"line {v.line}: {v.said} {verb}: {v.how}")
-    if judged:
-        print(f"{args.file}: {len(judged) - len(wrong)} of {len(judged)} judged claims follow")
+    judged = [v.follows for v in verdicts if v.follows is not None]
     if not judged:
-        raise UsageError(f"{args.file}: nothing to check: no table with a claim that can be judged")
-    return Exit.THRESHOLD if wrong else Exit.OK
+        raise UsageError(f"{file}: nothing to check: no table with a claim that can be judged")
+    print(f"{file}: {sum(judged)} of {len(judged)} judged claims follow")
+    return Exit.OK if all(judged) else Exit.THRESHOLD

@@ -28,40 +28,34 @@ Values = tuple[float, ...]  # of each repeat, or one of their size
 
 
 class Panel(NamedTuple):
-    """A value over sizes: a column of the runs, or of scaling.csv, which has its interval."""
+    """A value over sizes."""
 
-    name: str
+    name: str  # of a field of Size, or of OF_RUNS
     label: str
     scale: str = "zero"  # zero and share (linear, from 0), near (linear), log or ratio
     ideal: Callable[[NDArray[Any]], NDArray[Any]] | None = None  # of size / smallest size
-    of_size: bool = False
 
 
-_TO_ACCURACY = "time to {target} accuracy (s)"
-_RATE_OF_ONE = "throughput per {process} ({rate})"
+OF_RUNS = ("val_loss", "val_accuracy")  # columns of the runs
 _EFFICIENCY = "parallel efficiency\nrelative to {base}"
 BY_SIZE = {
     "time_per_epoch": [Panel("times_s", "time per {of} (s)", "log", np.reciprocal)],
     "throughput": [
-        Panel("throughput", "throughput ({rate})", "log", np.positive, True),
-        Panel("throughput_per_rank", _RATE_OF_ONE, "zero", np.ones_like, True),
+        Panel("throughput", "throughput ({rate})", "log", np.positive),
+        Panel("throughput_per_rank", "throughput per {process} ({rate})", "zero", np.ones_like),
     ],
-    "speed_up": [Panel("speed_up", "speed-up\nrelative to {base}", "ratio", np.positive, True)],
-    "efficiency": [Panel("efficiency", _EFFICIENCY, "share", np.ones_like, True)],
-    "time_to_accuracy": [Panel("time_to_accuracy_s", _TO_ACCURACY, "log", np.reciprocal, True)],
+    "speed_up": [Panel("speed_up", "speed-up\nrelative to {base}", "ratio", np.positive)],
+    "efficiency": [Panel("efficiency", _EFFICIENCY, "share", np.ones_like)],
+    "time_to_accuracy": [
+        Panel("time_to_accuracy_s", "time to {target} accuracy (s)", "log", np.reciprocal)
+    ],
     "loss_and_accuracy_by_size": [
         Panel("val_loss", "final validation loss", "near"),
         Panel("val_accuracy", "final validation accuracy", "near"),
     ],
-    "peak_memory": [Panel("peak_memory_mib", "peak memory per {process}, {kind} (MiB)")],
-    "energy": [Panel("joules_per_work", "energy per {work} (J), of: {joules_of}", of_size=True)],
+    "peak_memory": [Panel("peaks_memory_mib", "peak memory per {process}, {kind} (MiB)")],
+    "energy": [Panel("joules_per_work", "energy per {work} (J), of: {joules_of}")],
 }
-Kind = tuple[str, str]  # strong or weak (empty: nobody said which), and the unit of the rate
-
-
-def kind_of(size: Size) -> Kind:
-    """The panel of a size: no axis has two units, or strong and weak scaling."""
-    return size.scaling or "", size.throughput_unit
 
 
 def size_figure(results: Results, name: str, forecasts: Sequence[Forecast] = ()) -> Figure | None:
@@ -69,31 +63,33 @@ def size_figure(results: Results, name: str, forecasts: Sequence[Forecast] = ())
 
     forecasts: drawn in the speed-up, beyond what was measured.
     """
-    sizes = [s for s in results.sizes if s.world_size]
-    known: dict[tuple[Kind, Panel], dict[Size, Values]] = {}
-    # Strong scaling comes first, then weak.
-    for kind in sorted({kind_of(s) for s in sizes}, key=lambda k: (k[0] or "z", k[1])):
+    # No panel has two units, or strong and weak scaling.
+    kinds: dict[tuple[str, str], list[Size]] = {}
+    for size in results.sizes:
+        if size.world_size:
+            kinds.setdefault((size.scaling or "", size.throughput_unit), []).append(size)
+    known: list[tuple[Panel, tuple[str, str], dict[Size, Values]]] = []
+    for kind in sorted(kinds, key=lambda kind: (kind[0] or "z", kind[1])):  # strong, then weak
         for panel in BY_SIZE[name]:
-            values = {s: _values(results, s, panel) for s in sizes if kind_of(s) == kind}
-            values = {s: v for s, v in values.items() if v}
+            values = {s: v for s in kinds[kind] if (v := _values(results, s, panel.name))}
             if len({s.world_size for s in values}) > 1:
-                known[kind, panel] = values
-    kinds = list(dict.fromkeys(kind for kind, _ in known))
-    if not known or (name == "energy" and len({s.joules_of for s in sizes if s.joules_of}) > 1):
+                known.append((panel, kind, values))
+    scopes = {s.joules_of for s in results.sizes if s.joules_of}
+    if not known or (name == "energy" and len(scopes) > 1):
         return None
-    words = _words(results, [s for s in sizes if kind_of(s) in kinds])
-    labels = [panel.label.format(**words, rate=unit) for (_, unit), panel in known]
+    shown = list(dict.fromkeys(kind for _, kind, _ in known))
+    words = _words(results, [s for kind in shown for s in kinds[kind]])
+    labels = [panel.label.format(**words, rate=unit) for panel, (_, unit), _ in known]
     titles = dict.fromkeys(re.split(r" \(|\n", label)[0] for label in labels)
-    rows = len(kinds) if len(known) == 2 * len(kinds) else 1  # a row for each kind
+    rows = len(shown) if len(known) == 2 * len(shown) else 1  # a row for each kind
     title = f"{results.name}: {' and '.join(titles)}"
     figure, axes = style.new_figure(len(known) // rows, title, style.subtitle(results), rows)
-    look = style.looks(s.series for s in sizes)
-    panels = zip(axes, labels, known.items(), strict=True)
-    for panel_axes, label, ((kind, panel), values) in panels:
-        of_kind = [s for s in sizes if kind_of(s) == kind]
-        beyond = [f for f in forecasts if f.sizes and kind_of(f.base) == kind]
+    look = style.looks(s.series for s in results.sizes if s.world_size)
+    several = len({scaling for scaling, _ in shown}) > 1
+    for panel_axes, label, (panel, kind, values) in zip(axes, labels, known, strict=True):
+        beyond = [f for f in forecasts if f.sizes and f.base in kinds[kind]]
         beyond = beyond if name == "speed_up" else []
-        places = [*(s.devices or 0 for s in of_kind), *(n for f in beyond for n in f.sizes)]
+        places = [s.devices or 0 for s in kinds[kind]] + [n for f in beyond for n in f.sizes]
         for line in lines_of(values):
             _draw_line(panel_axes, {s: values[s] for s in line}, look[line[0].series], panel.name)
             if panel.ideal and len(line) > 1:
@@ -105,12 +101,11 @@ def size_figure(results: Results, name: str, forecasts: Sequence[Forecast] = ())
                 ratio = np.geomspace(1, max(places) / smallest, 65)
                 own: Any = {"color": style.GREY, "label": style.IDEAL, "zorder": 1.5}
                 panel_axes.plot(smallest * ratio, start * panel.ideal(ratio), lw=0.9, **own)
-        mark_not_ok(panel_axes, of_kind)
+        mark_not_ok(panel_axes, kinds[kind])
         _scale(panel_axes, panel)
         style.size_axis(panel_axes, places, style.unit(results))
         if beyond:
             _draw_forecasts(panel_axes, beyond, look)
-        several = len({scaling for scaling, _ in kinds}) > 1
         panel_axes.set_ylabel(label + f", {kind[0] or 'unstated'} scaling" * several)
     style.legend(figure, axes)
     return figure
@@ -130,14 +125,13 @@ def _draw_forecasts(
     axes.axvspan(last, axes.get_xlim()[1], color="#F4F4F4", zorder=0)
 
 
-def _values(results: Results, size: Size, panel: Panel) -> Values:
+def _values(results: Results, size: Size, name: str) -> Values:
     """The value of a size, or those of its runs that are ok."""
-    if panel.of_size:
-        value = getattr(size, panel.name)
-        return () if value is None else (value,)
-    if panel.name == "times_s":
-        return size.times_s
-    values = (results.rows[run_id].get(panel.name) for run_id in size.ok_runs)
+    if name in OF_RUNS:
+        values = [results.rows[run_id].get(name) for run_id in size.ok_runs]
+    else:
+        value = getattr(size, name)
+        values = [*value] if isinstance(value, tuple) else [value]
     return tuple(float(v) for v in values if v is not None)
 
 
@@ -193,9 +187,9 @@ def _draw_line(axes: Axes, points: Mapping[Size, Values], look: style.Look, name
 
 def ends_of(size: Size, name: str) -> tuple[float, float] | None:
     """The ends of the interval of a value; None without one."""
-    of, share = (name, 1) if name != "throughput_per_rank" else ("throughput", size.devices or 1)
-    low, high = (getattr(size, f"{of}_{end}", None) for end in ("low", "high"))
-    return None if low is None or high is None else (low / share, high / share)
+    if name == "throughput_per_rank" and (ends := size.interval("throughput")):
+        return ends[0] / (size.devices or 1), ends[1] / (size.devices or 1)
+    return size.interval(name)
 
 
 def _scale(axes: Axes, panel: Panel) -> None:

@@ -22,9 +22,17 @@ from matplotlib.patches import Patch
 from jobkit.analysis.collect.results import Results
 from jobkit.paths import write_whole
 
-FORMATS = ("png", "svg", "pdf")  # to look at, for the report, for LaTeX
+# To look at, for the report, for LaTeX; and the metadata that would differ each time.
+_DATED = {"png": ["Software"], "svg": ["Date", "Creator"]}
+_DATED["pdf"] = ["CreationDate", "Creator", "Producer"]
+FORMATS = tuple(_DATED)
 _WIDTH = 86  # characters: what the narrowest figure has room for under its title
 _MAX_NAME = 44  # characters of a series in a legend
+# Of each kind of scaling the batch that stays, and its name.
+_BATCHES = (
+    ("strong", "global_batch_size", "global batch"),
+    ("weak", "batch_size_per_rank", "batch per rank"),
+)
 # Okabe and Ito's colours, those of the strongest contrast first.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "*", "X", "p")
@@ -83,10 +91,7 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
 
 
 def new_figure(panels: int, title: str, subtitle: str, rows: int = 1) -> tuple[Figure, list[Axes]]:
-    """A figure with panels side by side in each row, under a title and subtitle.
-
-    Returns its panels row by row.
-    """
+    """A figure with panels side by side in each row, under a title and subtitle; its panels."""
     size = (6.4 if panels == 1 else 10.4, 4.6 if rows == 1 else 1.4 + 3.3 * rows)
     figure = Figure(figsize=size, dpi=150)
     axes = list(figure.subplots(rows, panels, squeeze=False).flat)
@@ -129,33 +134,26 @@ def legend(figure: Figure, axes: Iterable[Axes]) -> None:
 
     It has as many columns as fit; the figure grows with its rows.
     """
-    known = {
-        text: handle
-        for panel in axes
-        for handle, text in zip(*panel.get_legend_handles_labels(), strict=True)
-    }
-    known |= {text: handle for text, handle in _MARKS.items() if text in known}
+    known: dict[str, Artist] = {}
+    for panel in axes:
+        handles, texts = panel.get_legend_handles_labels()
+        known |= dict(zip(texts, handles, strict=True))
     labels = sorted(known, key=lambda text: text in _MARKS)
     columns = int(14 * figure.get_figwidth()) // (max(map(len, labels)) + 8)
     columns = max(1, min(len(labels), columns))
     rows = math.ceil(len(labels) / columns)
     figure.set_figheight(figure.get_figheight() + 0.2 * max(0, rows - 2))
-    handles = [known[text] for text in labels]
-    figure.legend(handles, labels, loc="outside lower left", ncols=columns, fontsize=9)
+    shown = [_MARKS.get(text, known[text]) for text in labels]
+    figure.legend(shown, labels, loc="outside lower left", ncols=columns, fontsize=9)
 
 
 def save(figure: Figure, *paths: Path) -> None:
     """Write a figure's files, each whole; the same figure gives the same bytes."""
     # Laid out once. With a layout engine of its own, a figure is drawn twice for each file.
     ConstrainedLayoutEngine().execute(figure)
-    metadata: dict[str, Any] = {
-        ".png": {"Software": None},
-        ".svg": {"Date": None, "Creator": None},
-        ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
-    }
     for path in paths:
-        content = io.BytesIO()
-        figure.savefig(content, format=path.suffix[1:], metadata=metadata[path.suffix])
+        content, kind = io.BytesIO(), path.suffix[1:]
+        figure.savefig(content, format=kind, metadata=dict.fromkeys(_DATED[kind]))
         write_whole(path, content.getvalue())
 
 
@@ -171,7 +169,7 @@ def fastest(results: Results, names: Iterable[str], limit: int) -> tuple[list[st
     if len(series) <= limit:
         return series, ""
     rates = results.scaling.groupby("series")["throughput"].max().fillna(0)
-    best = sorted(series, key=lambda name: -float(rates.get(name, 0)))[:limit]
+    best = sorted(series, key=lambda name: -rates.get(name, 0))[:limit]
     note = f", the {limit} fastest of {len(series)} series"
     return [name for name in series if name in best], note
 
@@ -185,32 +183,27 @@ def shared_settings(results: Results) -> list[str]:
     """The same as at most two lines of any length."""
     runs = results.runs
 
-    def shared(name: str, scaling: str = "") -> Any:
+    def shared(column: pd.Series) -> Any:
         """The value that all runs share; empty where they differ or it is not known."""
-        own = runs[runs["scaling"] == scaling] if scaling else runs
-        values = own[name].dropna().unique()
+        values = column.dropna().unique()
         return values[0] if len(values) == 1 else ""
 
-    devices = list(runs["device"].dropna().unique())
+    devices, sources = (list(runs[k].dropna().unique()) for k in ("device", "throughput_source"))
     what = [" and ".join(devices) if len(devices) <= 2 else f"{len(devices)} device types"]
-    measured = runs["throughput_source"].notna().any()
     # Of a command nothing is known but its parameters, of which one may be called model.
-    if runs["model"].isna().all() or (measured and runs["epochs_planned"].isna().all()):
-        sources = runs["throughput_source"].replace("auto", "the start-up hook").dropna().unique()
-        what.append(f"rate by {' and '.join(sorted(sources))}" if len(sources) else "")
+    if runs["model"].isna().all() or (sources and runs["epochs_planned"].isna().all()):
+        names = sorted("the start-up hook" if name == "auto" else name for name in sources)
+        what += [f"rate by {' and '.join(names)}"] if names else []
     else:
-        dataset = str(shared("dataset")).rstrip("/").rpartition("/")[2] or "several datasets"
-        samples = f", {count:,} images" if (count := shared("train_samples")) else ""
-        what.append(f"{shared('model') or 'models'} on {dataset}{samples}")
-        what.append(shared("precision"))
-    batches = {"strong": ("global_batch_size", "global batch")}
-    batches["weak"] = ("batch_size_per_rank", "batch per rank")
-    kinds = [
-        f"{kind} scaling" + (f", {word} {batch:,}" if (batch := shared(name, kind)) else "")
-        for kind, (name, word) in batches.items()
-        if (runs["scaling"] == kind).any()
-    ]
+        dataset = str(shared(runs["dataset"])).rstrip("/").rpartition("/")[2] or "several datasets"
+        samples = f", {count:,} images" if (count := shared(runs["train_samples"])) else ""
+        what += [f"{shared(runs['model']) or 'models'} on {dataset}{samples}"]
+        what += [shared(runs["precision"])]
+    kinds = []
+    for kind, name, word in _BATCHES:
+        own = runs[runs["scaling"] == kind]
+        batch = f", {word} {size:,}" if (size := shared(own[name])) else ""
+        kinds += [f"{kind} scaling{batch}"] if len(own) else []
     repeats = runs["repeat"].max() + 1
     how = [" and ".join(kinds), f"{repeats} repeats" if pd.notna(repeats) and repeats > 1 else ""]
-    texts = (" | ".join(filter(None, line)) for line in (what, how))
-    return [text for text in texts if text]
+    return [text for line in (what, how) if (text := " | ".join(filter(None, line)))]

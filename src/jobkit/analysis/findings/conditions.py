@@ -8,7 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, mode
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from jobkit.analysis.findings.causes import base_of, differences, median_of, row
 from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.scaling.spread import tail
 from jobkit.analysis.tables.frames import records
-from jobkit.analysis.tables.text import counted, counted_ranks, say_accuracy
+from jobkit.analysis.tables.text import counted, counted_ranks, say_accuracy, some
 from jobkit.outcome.state import UNDER_WAY
 
 BUSY = 0.5  # share of the time below which GPUs that compute no more are limited by the host
@@ -76,12 +76,12 @@ def _before_all(results: Results, compared: Sequence[Size], unit: str) -> Iterat
     """A machine that others used, data that every size waits for, and GPUs that are idle."""
     if busy := busy_clause(results.rows[run] for size in results.sizes for run in size.ok_runs):
         yield Caveat(busy, doubts=True, first=True)
-    waits = []
+    waits = []  # of the runs of a size, as far as it was measured
     for rows in (rows_of(results, size) for size in compared):
         share, whole = median_of(rows, "data_wait_share"), median_of(rows, "breakdown_iteration_s")
         if share is None and whole:
             share = (median_of(rows, "breakdown_data_wait_s") or 0.0) / whole
-        waits.append(share or 0.0)  # of the runs of a size, as far as it was measured
+        waits.append(share or 0.0)
     known = [s for s in compared if s.gpu_busy is not None]
     worst = min(known, key=lambda s: s.gpu_busy or 0, default=None)
     if waits and min(waits) >= _WAITING:
@@ -89,10 +89,10 @@ def _before_all(results: Results, compared: Sequence[Size], unit: str) -> Iterat
         text = f"every size waits for data {' to '.join(ends)} of the time: mend that first"
         yield Caveat(text, first=True)
     elif worst and (worst.gpu_busy or 0) < BUSY:
-        text = (
-            f"the host is the limit: {where(worst, unit)} are busy {worst.gpu_busy:.0%} of the time"
-        )
-        yield Caveat(text.replace("1 GPU are", "1 GPU is"), first=True)
+        who = where(worst, unit)
+        verb = "is" if who == "1 GPU" else "are"
+        text = f"the host is the limit: {who} {verb} busy {worst.gpu_busy:.0%} of the time"
+        yield Caveat(text, first=True)
 
 
 def _failed(results: Results, own: Sequence[Size], named: bool, unit: str) -> Iterator[Caveat]:
@@ -116,12 +116,14 @@ def outcome_of(results: Results, size: Size) -> str:
 
 def reason_of(results: Results, size: Size) -> str:
     """Why the runs of a size are not ok: the reason of most, in a few words."""
-    runs, same = results.runs, results.runs["series"] == size.series
-    for name in ("world_size", "nodes"):
-        same &= (runs[name] == getattr(size, name)).fillna(False)
-    bad = runs[same & ~runs["status"].isin(["ok", *UNDER_WAY])]
-    reasons = bad["reason"].fillna(bad["status"])
-    text = str(reasons.mode().iloc[0]) if len(reasons) else size.not_ok[0]
+    place = ("series", "world_size", "nodes")
+    reasons = sorted(
+        row.get("reason") or row["status"]
+        for row in results.rows.values()
+        if row["status"] not in ("ok", *UNDER_WAY)
+        and all(row.get(name) == getattr(size, name) for name in place)
+    )
+    text = mode(reasons) if reasons else size.not_ok[0]
     text = re.sub(r"^(rank \d+: )?([\w.]*(Error|Exception): )?", "", text).split(". ")[0].strip()
     return text if len(text) <= 50 else f"{text[:47].rsplit(' ', 1)[0]} ..."
 
@@ -142,19 +144,19 @@ class Change:
 
 def changes(results: Results, sizes: Sequence[Size], column: str) -> list[Change]:
     """The change of a column in each series whose ends were trained for as many epochs."""
-    found = []
-    for name in dict.fromkeys(s.series for s in sizes if not s.note):
-        own = [s for s in sizes if s.series == name and s.ok_runs and s.world_size]
-        if not own or own[0].world_size == own[-1].world_size:
-            continue
-        ends = [rows_of(results, size) for size in (own[0], own[-1])]
+    found, series = [], {s.series: list[Size]() for s in sizes if not s.note}
+    for size in sizes:
+        if size.series in series and size.ok_runs and size.world_size:
+            series[size.series].append(size)
+    for first, *_, last in (own for own in series.values() if len(own) > 1):
+        ends = [rows_of(results, size) for size in (first, last)]
         epochs = {tuple(values_of(rows, "epochs_done")) for rows in ends}
         small, large = ([r[column] for r in rows if r.get(column) is not None] for rows in ends)
-        if small and large and len(epochs) == 1:
+        if small and large and len(epochs) == 1 and first.world_size != last.world_size:
             before, after = median(small), median(large)
             least = _POINTS if column == "val_accuracy" else _LOSS * abs(before)
             matters = differ(small, large) and abs(after - before) >= least
-            found.append(Change(before, after, own[-1], matters))
+            found.append(Change(before, after, last, matters))
     return found
 
 
@@ -212,7 +214,7 @@ def _slow_nodes(results: Results, request: Size | None) -> Iterator[Caveat]:
         hits += bool(exclusive({int(i) for part in drawn for i in part}))
     if hits > _BY_CHANCE * _DRAWS:
         return
-    text = f"runs on {_some(sorted(only))} are {drop:.0%} slower"
+    text = f"runs on {some(sorted(only), _SHOWN)} are {drop:.0%} slower"
     sound = runs[[not own & only for own in nodes]].groupby("place")["log"].median()
     base = base_of(results, request)
     if request and base and {request.place, base.place} <= {*sound.index}:
@@ -314,7 +316,8 @@ def _nodes(results: Results, compared: Sequence[Size]) -> Iterator[Caveat]:
             newest[node] = max((end, before), (run["end_time_s"], run["run_id"]))
     disturbed &= set(runs["run_id"][runs["status"] == "ok"])  # a failed run may be the other one
     if disturbed:
-        text = f"{counted(len(disturbed), 'run')} shared nodes ({_some(sorted(nodes))}) with others"
+        which = some(sorted(nodes), _SHOWN)
+        text = f"{counted(len(disturbed), 'run')} shared nodes ({which}) with others"
         yield Caveat(f"{text}: use --exclusive or --max-running 1", doubts=True)
     lists = _rated(results, "node_list", compared)
     lists["value"] = [",".join(sorted(text.split(","))) for text in lists["value"]]
@@ -347,7 +350,7 @@ def _outlying(sizes: Sequence[Size]) -> Iterator[Caveat]:
         if run in (size.outliers or "").split(", ")
     ]
     if found:
-        yield Caveat(f"{counted(len(found), 'outlier')} among the repeats ({_some(found)})")
+        yield Caveat(f"{counted(len(found), 'outlier')} among the repeats ({some(found, _SHOWN)})")
 
 
 def _inferred(runs: pd.DataFrame) -> Iterator[Caveat]:
@@ -356,8 +359,3 @@ def _inferred(runs: pd.DataFrame) -> Iterator[Caveat]:
     if count := int((known == _INFERRED).sum()):
         of = "" if count == len(known) else f" in {count} of {len(known)} runs"
         yield Caveat(f"samples are inferred from the batches{of}: state --work-per-step")
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(names[:_SHOWN])}{more}"

@@ -6,9 +6,9 @@ Where jobkit comm measured the links, what a step sends takes its time over them
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -39,9 +39,9 @@ class Forecast:
     series: str
     base: Size  # the smallest measured size
     measured: tuple[int, ...]
-    sizes: tuple[int, ...]  # to forecast; all beyond what was measured
-    reasons: tuple[str, ...]  # why a size that was wanted is not among sizes
     nodes_hold: int  # ranks
+    sizes: tuple[int, ...] = ()  # to forecast; all beyond what was measured
+    reasons: tuple[str, ...] = ()  # why a size that was wanted is not among sizes
     prediction: Prediction | None = None  # none: too few sizes
     law: str = LAWS
     notes: tuple[str, ...] = ()  # what a reader must know beside the numbers
@@ -77,6 +77,12 @@ def forecasts(
     """
     measured = [s for s in results.sizes if s.speed_up is not None and s.world_size]
     curves = [fewest_nodes(measured, name) for name in dict.fromkeys(s.series for s in measured)]
+    for size in (s for curve in curves for s in curve):
+        if per_node and (size.world_size or 0) > per_node * (size.nodes or 1):
+            raise UsageError(
+                f"--gpus-per-node {per_node}: {size.series} was measured with {size.world_size} "
+                f"ranks on {counted(size.nodes or 1, 'node')}"
+            )
     return [_forecast(results, curve, wanted, per_node, links) for curve in curves]
 
 
@@ -87,12 +93,6 @@ def _forecast(
     given: int | None,
     links: Links | None,
 ) -> Forecast:
-    for size in curve:
-        if given and (size.world_size or 0) > given * (size.nodes or 1):
-            raise UsageError(
-                f"--gpus-per-node {given}: {size.series} was measured with {size.world_size} "
-                f"ranks on {counted(size.nodes or 1, 'node')}"
-            )
     series, several = curve[0].series, [s for s in curve if (s.nodes or 1) > 1]
     per_node = given or max((s.ranks_per_node or 1 for s in several), default=None)
     # One run slowed down by other jobs would distort the forecast.
@@ -103,25 +103,26 @@ def _forecast(
         if 0 < rate < math.inf and run not in (s.outliers or "").split(", ")
     ]
     measured = tuple(sorted({n for n, _ in sound}))
-    beyond = sorted({n for n in wanted if n > max(measured, default=0)})
+    largest = max(measured, default=0)
+    beyond = sorted({n for n in wanted if n > largest})
     on_one = max(s.ranks_per_node or 1 for s in curve)
-    forecast = Forecast(series, curve[0], measured, (), (), per_node or on_one)
+    forecast = Forecast(series, curve[0], measured, per_node or on_one)
+    sent, reasons, notes = None, list[str](), list[str]()
     try:
         if not beyond:
-            raise UsageError(f"measured up to {max(measured, default=0)}")
-        sent, unknown = None, ""
-        try:
-            sent = _sent_share(results, curve, links, per_node, beyond[-1]) if links else None
-        except UsageError as error:
-            unknown = f"{series}: no measured links in its forecast: {error}"
+            raise UsageError(f"measured up to {largest}")
+        if links:
+            try:
+                sent = _sent_share(results, curve, links, per_node, beyond[-1])
+            except UsageError as error:
+                reasons.append(f"{series}: no measured links in its forecast: {error}")
         nodes = {s.world_size or 0: s.nodes or 1 for s in curve}
         ranks, rates = [n for n, _ in sound], [rate for _, rate in sound]
-        made = Prediction(ranks, rates, curve[0].scaling or "strong", per_node, sent, nodes)
+        law = Prediction(ranks, rates, curve[0].scaling or "strong", per_node, sent, nodes)
     except UsageError as error:
         return replace(forecast, reasons=(f"{series}: {error}",))
-    refusals = {n: made.refused(n) for n in beyond}
+    refusals = {n: law.refused(n) for n in beyond}
     sizes = tuple(n for n, why in refusals.items() if not why)
-    notes = []
     if per_node is None:
         notes.append(
             f"the forecast of {series} uses its sizes on one node, so what communication between "
@@ -134,53 +135,53 @@ def _forecast(
             "links)"
         )
     fastest = max(curve, key=lambda s: s.throughput or 0)
-    if slower := [n for n in sizes if made.rate(n)[0] < (fastest.throughput or 0)]:
+    if slower := [n for n in sizes if law.rate(n)[0] < (fastest.throughput or 0)]:
         notes.append(
             f"on {' and '.join(map(str, slower))} ranks {series} is slower than on "
             f"{fastest.world_size}, which was measured: do not request more"
         )
     if left_out := sum(len(s.rates) for s in curve) - len(sound):
         notes.append(f"the forecast of {series} leaves out {counted(left_out, 'outlier')}")
-    why = [unknown, *(f"{series}: {text}" for text in refusals.values() if text)]
     return replace(
         forecast,
         sizes=sizes,
-        reasons=tuple(filter(None, why)),
-        prediction=made,
+        reasons=(*reasons, *(f"{series}: {why}" for why in refusals.values() if why)),
+        prediction=law,
         law=LINKS if sent else LAWS,
         notes=tuple(notes) if sizes else (),
     )
 
 
-def forecast_table(results: Results, made: Sequence[Forecast]) -> pd.DataFrame:
+def forecast_table(results: Results, forecasts: Sequence[Forecast]) -> pd.DataFrame:
     """A row for each series and size to forecast, with the columns FORECAST."""
-    return frame([_row(f, n) | {"study": results.name} for f in made for n in f.sizes], FORECAST)
+    rows = []
+    for forecast, ranks in ((f, n) for f in forecasts for n in f.sizes):
+        base, nodes = forecast.base, forecast.nodes_of(ranks)
+        row: Row = {
+            "study": results.name,
+            "series": forecast.series,
+            "law": forecast.law,
+            "measured_sizes": ", ".join(map(str, forecast.measured)),
+            "times_beyond": ranks / max(forecast.measured),
+            "world_size": ranks,
+            "nodes": nodes,
+            "throughput_unit": base.throughput_unit,
+            "time_of": base.time_of,
+        }
+        rates, speed_ups = forecast.rate(ranks), forecast.speed_up(ranks)
+        # The lower end of a rate is the upper one of a time.
+        ends = (("", ""), ("_low", "_high"), ("_high", "_low"))
+        for (end, of_time), rate, speed_up in zip(ends, rates, speed_ups, strict=True):
+            row |= {f"throughput{end}": rate, f"speed_up{end}": speed_up}
+            row[f"efficiency{end}"] = speed_up * (base.base_world_size or 1) / ranks
+            if base.time_amount:
+                time_s = base.time_amount / rate
+                row |= {f"time{of_time}_s": time_s, f"node_hours{of_time}": time_s * nodes / 3600}
+        rows.append(row)
+    return frame(rows, FORECAST)
 
 
-def _row(forecast: Forecast, ranks: int) -> Row:
-    base, nodes = forecast.base, forecast.nodes_of(ranks)
-    row: Row = {
-        "series": forecast.series,
-        "law": forecast.law,
-        "measured_sizes": ", ".join(map(str, forecast.measured)),
-        "times_beyond": ranks / max(forecast.measured),
-        "world_size": ranks,
-        "nodes": nodes,
-        "throughput_unit": base.throughput_unit,
-        "time_of": base.time_of,
-    }
-    rates, speed_ups = forecast.rate(ranks), forecast.speed_up(ranks)
-    for end, rate, speed_up in zip(("", "_low", "_high"), rates, speed_ups, strict=True):
-        row |= {f"throughput{end}": rate, f"speed_up{end}": speed_up}
-        row[f"efficiency{end}"] = speed_up * (base.base_world_size or 1) / ranks
-    if amount := base.time_amount:
-        for end, rate in zip(("", "_high", "_low"), rates, strict=True):
-            row[f"time{end}_s"] = amount / rate
-            row[f"node_hours{end}"] = amount / rate * nodes / 3600
-    return row
-
-
-def forecast_lines(made: Sequence[Forecast], table: pd.DataFrame) -> list[str]:
+def forecast_lines(forecasts: Sequence[Forecast], table: pd.DataFrame) -> list[str]:
     """One line for each forecast, for a terminal, and the notes on them."""
     lines = [
         f"forecast (not measured): {row['series']} at {row['world_size']} ranks on "
@@ -190,7 +191,7 @@ def forecast_lines(made: Sequence[Forecast], table: pd.DataFrame) -> list[str]:
         f"{row['time_of']} ({SOURCES[row['law']]}, from {row['measured_sizes']})"
         for row in records(table)
     ]
-    return lines + [f"caution: {note}" for f in made for note in f.notes]
+    return lines + [f"caution: {note}" for f in forecasts for note in f.notes]
 
 
 def read_links(paths: Sequence[Path]) -> Links:
@@ -217,26 +218,25 @@ def links_of(lines: Sequence[Line]) -> Links:
     return Links(links.get("intra_node"), links.get("inter_node"))
 
 
-def messages(run: dict[str, Any]) -> list[Message]:
+def messages(run: Row) -> list[Message]:
     """The messages of one optimizer step. run: its settings, parameters and shard_groups.
 
     FSDP's shard groups count as equal in size; where their number was not recorded, as one. Raises
     UsageError for what does not follow from the settings.
     """
     settings = {name: run.get(name) for name in SETTINGS}
-    facts, parameters = FACTS.get(str(settings["strategy"])), run.get("parameters")
-    if not parameters:
-        raise UsageError("the logs do not say the parameters of the model")
-    groups, size = int(run.get("shard_groups") or 0), ModelSize(parameters=int(parameters) * _FP32)
-    if groups:  # the last one stays gathered
-        each = size.parameters / groups
-        size = replace(size, shard_groups=(each,) * (groups - 1), kept_groups=(each,))
-    try:
-        sent = facts.messages(settings, size) if facts else None
-    except (KeyError, TypeError):
-        raise UsageError("the logs do not say every setting that decides the traffic") from None
+    facts, groups = FACTS.get(str(settings["strategy"])), int(run.get("shard_groups") or 0)
+    parameters, sent = _FP32 * int(run.get("parameters") or 0), None
+    each = (parameters / groups,) if groups else ()  # the last one stays gathered
+    size = ModelSize(parameters=parameters, shard_groups=each * (groups - 1), kept_groups=each)
+    if facts and parameters:
+        with suppress(KeyError, TypeError):  # a setting that decides the traffic is not recorded
+            sent = facts.messages(settings, size)
     if sent is None:
-        raise UsageError("what it sends is known of ddp (without PowerSGD) and fsdp alone")
+        raise UsageError(
+            "what it sends is known of ddp (without PowerSGD) and fsdp alone, if their logs say "
+            "the settings and parameters"
+        )
     return sent
 
 

@@ -28,7 +28,7 @@ from jobkit.analysis.scaling.scaling import (
     surely_faster,
 )
 from jobkit.analysis.scaling.sizes import Size, fewest_nodes
-from jobkit.analysis.tables.text import counted, rounded, say_accuracy
+from jobkit.analysis.tables.text import counted, rounded, say_accuracy, some
 
 LEAST = 0.8  # the parallel efficiency that a size to request must have
 MAX_WORDS = 100
@@ -51,25 +51,25 @@ def verdict(results: Results, unit: str, least: float = LEAST) -> list[str]:
     kinds = defaultdict[tuple[str, str], list[Size]](list)
     for size in measured:
         kinds[_kind(size)].append(size)
-    firsts = [_request(results, sizes, unit, least) for sizes in kinds.values()]
-    fastest = [_fastest(results, sizes, unit, least) for sizes in kinds.values()]
     titles = [f"{scaling or of}: " if len(kinds) > 1 else "" for scaling, of in kinds]
+    requests = [_request(results, sizes, unit, least) for sizes in kinds.values()]
+    fastest = [_fastest(results, sizes, unit, least) for sizes in kinds.values()]
     parts = [f"{title}{text}" for title, text in zip(titles, fastest, strict=True) if text]
     others = [
         f"Fastest: {'. '.join(parts)}." if parts else "",
         _limits(results, measured, unit, least),
-        _learning(results, unit, firsts[0][1]),
+        _learning(results, unit, requests[0][1]),
         _runs(results, unit),
     ]
-    texts = [*others, *(text for text, _ in firsts)]
-    texts += [c.text for _, doubts in firsts for c in doubts[:_MIN_CAVEATS]]
-    words = sum(len(line.split()) for line in texts)
+    said = [*others, *(text for text, _ in requests)]
+    said += [c.text for _, doubts in requests for c in doubts[:_MIN_CAVEATS]]
+    words = len(" ".join(said).split())
     memory = _memory(results, unit)
     if words + len(memory.split()) <= MAX_WORDS:  # it has a figure, and is the first to go
         words += len(memory.split())
         others[2] = f"{others[2]} {memory}".strip()
-    lines = []
-    for (text, doubts), title in zip(firsts, titles, strict=True):
+    first = []
+    for title, (text, doubts) in zip(titles, requests, strict=True):
         before, clauses = "", [text]
         for i, caveat in enumerate(doubts):
             words += len(caveat.text.split()) if i >= _MIN_CAVEATS else 0
@@ -77,8 +77,8 @@ def verdict(results: Results, unit: str, least: float = LEAST) -> list[str]:
                 before += f"{caveat.text[0].upper()}{caveat.text[1:]}. "
             elif i < _MIN_CAVEATS or words <= MAX_WORDS:
                 clauses.append(caveat.text)
-        lines.append(f"{title}{before}{'; '.join(clauses)}.")
-    return [" ".join(lines), *filter(None, others)]
+        first.append(f"{title}{before}{'; '.join(clauses)}.")
+    return [" ".join(first), *filter(None, others)]
 
 
 def request_of(results: Results, least: float = LEAST) -> Size | None:
@@ -142,34 +142,34 @@ def _request(
         notes = [s.note for s in sizes if s.note and s.note.startswith("not compared")]
         if notes and all(s.efficiency is None for s in sizes):
             return f"Nothing can be requested: {notes[0]}", doubts
+        if len({s.place[1:] for s in sizes}) > 1:
+            return "No size to request: no larger size is efficient", doubts
         names = list(dict.fromkeys(s.series for s in sizes))
-        was = f"{_list(names)} {'were' if len(names) > 1 else 'was'} measured at one size only"
-        one = len({s.place[1:] for s in sizes}) == 1
-        return f"No size to request: {was if one else 'no larger size is efficient'}", doubts
+        verb = "were" if len(names) > 1 else "was"
+        return f"No size to request: {_list(names)} {verb} measured at one size only", doubts
     text = f"Request {where(size, unit)} with {size.series}"
     base = base_of(results, size)
     if base is None or size is base:
         larger = [
             s
             for s in sizes
-            if s.base_series == size.series and (s.devices or 0) > (size.devices or 0)
-            if (s.efficiency or 0) < least
+            if s.base_series == size.series
+            and (s.devices or 0) > (size.devices or 0)
+            and (s.efficiency or 0) < least
         ]
         after = min(larger, key=lambda s: (s.devices or 0, -(s.efficiency or 0)), default=None)
-        if after is not None:
+        if after:
             verb = "may have" if _unsure(after, least, doubts) else "have"
             named = f" with {after.series}" if after.series != size.series else ""
-            text += (
-                f": {where(after, unit)}{named} {verb} less than {least:.0%} parallel efficiency"
-            )
+            text += f": {where(after, unit)}{named} {verb} less than {least:.0%} "
+            text += "parallel efficiency"
         return text, doubts
     same = base.series == size.series
     over = where(base, unit) if same else f"{base.series} on {where(base, unit)}"
     text += f": {size.speed_up:.3g} times {over}, parallel efficiency {_share(size, least)}"
     if size.mean_time_s is not None and size.mean_time_s >= _SHORT_S:
-        text += (
-            f", {size.mean_time_s:.3g} s and {size.node_hours:.2g} node-hours per {size.time_of}"
-        )
+        text += f", {size.mean_time_s:.3g} s and {size.node_hours:.2g} node-hours per "
+        text += size.time_of
     if _unsure(size, least, doubts) and (size.efficiency_low or 0) <= least:
         small = f"{base.devices} and " if same else ""
         doubts = [Caveat(f"undecided: repeat {small}{_short(size, unit)}"), *doubts]
@@ -231,27 +231,25 @@ def _of_few(size: Size) -> str:
 def _list(names: Sequence[str]) -> str:
     """Names, the first of them and how many more there are."""
     if len(names) > _SHOWN:
-        return f"{', '.join(names[:_SHOWN])} and {len(names) - _SHOWN} more"
-    return " and ".join(names) if len(names) < 3 else f"{', '.join(names[:-1])} and {names[-1]}"
+        return some(names, _SHOWN)
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _limits(results: Results, measured: Sequence[Size], unit: str, least: float) -> str:
     """Where efficiency falls below the threshold, and why; else how far it was seen to hold."""
-    falls, holds = list[Size](), list[Size]()
-    for name in dict.fromkeys(s.series for s in measured):
+    falls, holds, names = list[Size](), list[Size](), dict.fromkeys(s.series for s in measured)
+    for name in names:
         line = [s for s in fewest_nodes(measured, name) if s.efficiency is not None]
         line = [s for s in line if (s.devices or 0) > 1]  # one is compared, and does not scale
-        below = next((s for s in line if (s.efficiency or 0) < least), None)
-        if below is not None:
-            falls.append(below)
-        elif line and not line[-1].is_base:
-            holds.append(line[-1])
+        below = [s for s in line if (s.efficiency or 0) < least]
+        falls += below[:1]
+        holds += [s for s in line[-1:] if not below and not s.is_base]
     if not (shown := falls or holds):
         return ""
     request = request_of(results, least)
     own = next((s for s in shown if request and s.series == request.series), shown[0])
     text = f"{_short(own, unit)}: {_share(own, least)}"
-    if len({s.series for s in measured}) > 1:
+    if len(names) > 1:
         also = [
             s.series if s.devices == own.devices else f"{s.series} at {s.devices}"
             for s in shown
@@ -303,30 +301,30 @@ def _memory(results: Results, unit: str) -> str:
             groups[comparable_at(size)].append(size)
     for group in sorted(groups.values(), key=lambda g: -(g[0].world_size or 0)):
         rows = [results.rows[run] for size in group for run in size.ok_runs]
-        if len(group) < 2 or len(values_of(rows, "device_type")) > 1:
-            continue
-        low, *_, high = sorted(group, key=lambda s: s.peak_memory_mib or 0)
-        if not differ(low.peaks_memory_mib, high.peaks_memory_mib):
-            return ""
-        texts = [f"{s.series} {_bytes(s.peak_memory_mib or 0)}" for s in (low, high)]
-        return f"Least memory on {_short(low, unit)}: {texts[0]}, most {texts[1]}."
+        if len(group) > 1 and len(values_of(rows, "device_type")) < 2:
+            low, *_, high = sorted(group, key=lambda s: s.peak_memory_mib or 0)
+            if not differ(low.peaks_memory_mib, high.peaks_memory_mib):
+                return ""
+            peaks = [(s.series, s.peak_memory_mib or 0) for s in (low, high)]
+            least, most = (
+                f"{name} {x / 1024:.2g} GiB" if x >= 1024 else f"{name} {x:.0f} MiB"
+                for name, x in peaks
+            )
+            return f"Least memory on {_short(low, unit)}: {least}, most {most}."
     return ""
 
 
-def _bytes(mib: float) -> str:
-    return f"{mib / 1024:.2g} GiB" if mib >= 1024 else f"{mib:.0f} MiB"
-
-
 def _runs(results: Results, unit: str) -> str:
-    """How many runs are ok, and of which sizes runs are not, and why."""
+    """How many runs are ok; of which sizes runs are not, and why."""
     total, ok = len(results.runs), int((results.runs["status"] == "ok").sum())
     if ok == total:
         return f"All {total} runs ok." if total > 1 else "The one run is ok."
     bad = sorted((s for s in results.sizes if s.not_ok), key=lambda s: -len(s.not_ok))
-    parts = []
-    for size in bad[:2]:
-        count = f"{len(size.not_ok)} of {size.runs_planned}"
-        parts.append(f"{size.series} on {_short(size, unit)}: {count} {outcome_of(results, size)}")
+    parts = [
+        f"{s.series} on {_short(s, unit)}: {len(s.not_ok)} of {s.runs_planned} "
+        + outcome_of(results, s)
+        for s in bad[:2]
+    ]
     if len(bad) > 2:
         parts.append(f"{counted(len(bad) - 2, 'more size')} with failures")
     return f"{ok} of {total} runs ok; {'; '.join(parts)}."

@@ -23,8 +23,16 @@ from jobkit.analysis.findings.causes import efficiency_table, size_breakdowns
 from jobkit.analysis.findings.forecast import Forecast
 from jobkit.analysis.findings.verdict import LEAST, verdict
 from jobkit.analysis.report.tables import forecast_rows, proposal_table, run_costs, thread_lines
-from jobkit.analysis.tables.frames import save
-from jobkit.analysis.tables.text import TextTable, counted, rounded, say, say_accuracy
+from jobkit.analysis.tables.frames import Row, records, save
+from jobkit.analysis.tables.text import (
+    NONE,
+    TextTable,
+    counted,
+    rounded,
+    say,
+    say_accuracy,
+    some,
+)
 from jobkit.errors import UsageError
 from jobkit.paths import read_json
 from jobkit.spec.runspec import SETTINGS
@@ -82,16 +90,12 @@ def write_report(
         care=care,
         # As images of their own, their ids meet no other's.
         figures=[
-            {
-                "source": base64.b64encode(path.read_bytes()).decode(),
-                "name": path.stem.replace("_", " "),
-                "text": captions[path.stem],
-            }
+            (base64.b64encode(path.read_bytes()).decode(), path.stem, captions[path.stem])
             for path in figures
             if path.suffix == ".svg"
         ],
         forecast=forecast_rows(results, forecasts, of),
-        runs=[_run(row) for _, row in listed(results).iterrows()],
+        runs=[_run(row) for row in records(listed(results))],
         of_runs=len(results.runs),
         most=MAX_LISTED,
         facts=facts(results),
@@ -106,23 +110,17 @@ def write_report(
     return list(written)
 
 
-def _run(row: "pd.Series[Any]") -> dict[str, Any]:
-    """A run as the report has it; a dash for a number that is not known."""
-    known, rate = row.dropna(), row["throughput"]
-    shown = f"{row['evidence_file']}: {row['evidence']}" if "evidence" in known else ""
-    return {
-        "run_id": row["run_id"],
-        "status": row["status"],
-        "why": known.get("reason", ""),
-        "evidence": shown,
-        "cells": [
-            say(row["time_per_epoch_s"], "{:.4g}"),
-            say(rate if pd.isna(rate) else rounded(rate)),
-            say(row["throughput_unit"]),
-            say(row["peak_memory_mib"], "{:,.0f}"),
-            say_accuracy(row["val_accuracy"]),
-        ],
-    }
+def _run(row: Row) -> tuple[list[str], list[str]]:
+    """A run's id, status, reason and evidence, and its numbers, with a dash for none."""
+    rate, evidence = row["throughput"], row["evidence"]
+    shown = f"{row['evidence_file']}: {evidence}" if evidence else ""
+    return [row["run_id"], row["status"], row["reason"] or "", shown], [
+        say(row["time_per_epoch_s"], "{:.4g}"),
+        NONE if rate is None else rounded(rate),
+        say(row["throughput_unit"]),
+        say(row["peak_memory_mib"], "{:,.0f}"),
+        say_accuracy(row["val_accuracy"]),
+    ]
 
 
 def listed(results: Results) -> pd.DataFrame:
@@ -142,23 +140,27 @@ def study_file(results: Results) -> str:
     except (UsageError, TypeError):
         return ""
     others, total = sum(r not in planned for r in results.runs["run_id"]), len(results.runs)
-    text = []
+    lines = []
     if others:  # of calls with other values under the same name
-        text = [f"# Without {others} of the {counted(total, 'run')}, which earlier calls planned."]
-    tables = {k: v for k, v in study.items() if isinstance(v, dict) and v}
-    plain = {k: v for k, v in study.items() if not isinstance(v, dict)}
-    for head, table in {"": plain, **tables}.items():
-        text += ["", f"[{head}]"] if head else []
-        for key, value in table.items():
-            name = key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key)
-            text += [f"{name} = {_value(value)}"] if value is not None else []
-    return "\n".join(text)
+        lines = [f"# Without {others} of the {counted(total, 'run')}, which earlier calls planned."]
+    lines += _pairs(study)
+    for head, table in study.items():
+        if isinstance(table, dict) and table:
+            lines += ["", f"[{head}]", *_pairs(table)]
+    return "\n".join(lines)
 
 
-def _value(value: Any) -> str:
+def _pairs(table: dict[str, Any]) -> list[str]:
+    """The plain values of a table in TOML, a line each."""
+    names = {k: k if re.fullmatch(r"[A-Za-z0-9_-]+", k) else _toml(k) for k in table}
+    plain = {k: v for k, v in table.items() if not isinstance(v, dict | None)}
+    return [f"{names[k]} = {_toml(v)}" for k, v in plain.items()]
+
+
+def _toml(value: Any) -> str:
     """A value in TOML's words, which JSON's are but for numbers that are not finite."""
     if isinstance(value, list):
-        return f"[{', '.join(map(_value, value))}]"
+        return f"[{', '.join(map(_toml, value))}]"
     return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
@@ -174,14 +176,10 @@ def commands(results: Results, options: Sequence[str] = ()) -> str:
 def facts(results: Results) -> list[tuple[str, str]]:
     """Settings and versions with their values; where runs differ, the values and their counts."""
     settings = [n for n in ("epochs_planned", *SETTINGS) if n not in _IN_TABLES]
-    found = []
+    lines = []
     for name in dict.fromkeys((*_VERSIONS, *settings)):
         counts = results.runs.get(name, pd.Series()).dropna().value_counts(sort=False)
         values = sorted(f"{value} ({counted(count, 'run')})" for value, count in counts.items())
-        text = ", ".join(values[:_SHOWN])
-        if len(values) > _SHOWN:
-            text += f" and {len(values) - _SHOWN} more"
-        if len(values) == 1:
-            text = f"{counts.index[0]}"
-        found += [(name.replace("_", " "), text)] if text else []
-    return found
+        text = f"{counts.index[0]}" if len(values) == 1 else some(values, _SHOWN)
+        lines += [(name.replace("_", " "), text)] if text else []
+    return lines

@@ -47,12 +47,12 @@ def proposal_table(
 
     def with_ends(name: str, form: str) -> list[str]:
         """With its interval in brackets; the base has none."""
-        found = []
-        for text, size in zip(cells(name, form), sizes, strict=True):
-            ends = None if terminal or text == NONE else size.interval(name)
-            low, high = (form.format(end).removesuffix("%") for end in ends or (0, 0))
-            found.append(text if low == high else f"{text} [{low}, {high}]")
-        return found
+        column = cells(name, form)
+        for i, size in enumerate(sizes):
+            if column[i] != NONE and not terminal and (ends := size.interval(name)):
+                low, high = (form.format(end).removesuffix("%") for end in ends)
+                column[i] += f" [{low}, {high}]" if low != high else ""
+        return column
 
     scalings = {s.scaling or NONE for s in sizes}
     start_up = ", start-up included" * (per == "per run")  # nothing but its wall time is known
@@ -76,7 +76,18 @@ def proposal_table(
                 for s in sizes
             ]
     else:
-        columns |= _cost_columns(sizes, unit, per)
+        # Hours, the time to an accuracy, and the energy, where all of it is of one scope.
+        goals = [s.target_accuracy for s in sizes if s.time_of == EPOCH and s.target_accuracy]
+        to_goal = f"time to {say_accuracy((goals or [0])[0], 0)} accuracy (s)"
+        columns[f"{_hours(unit)} {per}"] = cells("gpu_hours", "{:.3g}")
+        columns[f"node-hours {per}"] = cells("node_hours", "{:.3g}")
+        columns[to_goal] = cells("time_to_accuracy_s", "{:.4g}")
+        scopes = {s.joules_of for s in sizes if s.joules_of}
+        units = {s.throughput_unit.partition("/")[0].removesuffix("s") for s in sizes}
+        if len(scopes) == 1:
+            work = units.pop() if len(units) == 1 else "unit of work"
+            columns[f"J per {work} ({scopes.pop()})"] = cells("joules_per_work", "{:.3g}")
+            columns[f"kWh {per}"] = cells("energy_kwh", "{:.3g}")
     shown = {
         head: column
         for head, column in columns.items()
@@ -86,33 +97,13 @@ def proposal_table(
     if len(scalings) == 1:
         (scaling,) = scalings
         kind = f"{'Strong or weak' if scaling == NONE else scaling.capitalize()} scaling. "
-    return TextTable(
-        list(shown),
-        [list(row) for row in zip(*shown.values(), strict=True)],
-        2 if "scaling" in shown else 1,
-        _notes(results, unit, kind, least),
-    )
+    rows = [list(row) for row in zip(*shown.values(), strict=True)]
+    notes = _notes(results, unit, kind, least)
+    return TextTable(list(shown), rows, 2 if "scaling" in shown else 1, notes)
 
 
-def _cost_columns(sizes: Sequence[Size], unit: str, per: str) -> dict[str, list[str]]:
-    """Hours, the time to an accuracy, and the energy, where all of it is of one scope."""
-    goal = next((s.target_accuracy for s in sizes if s.time_of == EPOCH and s.target_accuracy), 0)
-    to_goal = f"to {say_accuracy(goal, 0)} accuracy"
-    names = {
-        f"{'GPU-hours' if unit == 'GPUs' else 'process-hours'} {per}": "gpu_hours",
-        f"node-hours {per}": "node_hours",
-        f"time {to_goal} (s)": "time_to_accuracy_s",
-    }
-    scopes = {s.joules_of for s in sizes if s.joules_of}
-    if len(scopes) == 1:
-        units = {s.throughput_unit.partition("/")[0].removesuffix("s") for s in sizes}
-        work = units.pop() if len(units) == 1 else "unit of work"
-        names |= {f"J per {work} ({scopes.pop()})": "joules_per_work", f"kWh {per}": "energy_kwh"}
-    forms = {"time_to_accuracy_s": "{:.4g}"}
-    return {
-        head: [say(getattr(s, name), forms.get(name, "{:.3g}")) for s in sizes]
-        for head, name in names.items()
-    }
+def _hours(unit: str) -> str:
+    return "GPU-hours" if unit == "GPUs" else "process-hours"
 
 
 def _notes(results: Results, unit: str, kind: str, least: float) -> list[str]:
@@ -159,8 +150,7 @@ def run_costs(results: Results) -> TextTable:
         seconds = (size.train_samples or 0) / of_runs["images_per_s"].astype(float)
         training = seconds.sum() / len(own)
         evaluation = float(of_runs["eval_time_s"].sum()) / len(own)
-        means = own[["startup_s", "total_time_s"]].astype(float).fillna(0).mean()
-        startup, total = means["startup_s"], means["total_time_s"]
+        startup, total = own[["startup_s", "total_time_s"]].astype(float).fillna(0).mean()
         rest = total - training - evaluation - startup
         if training <= 0 or rest < 0:  # epochs of other attempts, or made-up records
             continue
@@ -188,40 +178,39 @@ def project_table(
     if not parts or amount <= 0:
         raise UsageError(f"--work {work!r}: an amount and its unit, as '300e9 tokens'")
     name = parts[3].rstrip("s")
-
-    def add_row(series: str, size: Size, ranks: int, nodes: int, rates: Sequence[float]) -> None:
-        """rates: of the training, and the ends of its interval."""
-        seconds = amount / rates[0]
-        if size.throughput_unit.partition("/")[0].rstrip("s") != name:
-            if not name == size.time_of == EPOCH:
-                return
-            seconds *= size.time_amount or 0
-        hours = count * seconds / 3600
-        ends = [rounded(nodes * hours * rates[0] / rate) for rate in rates[:0:-1] if rate == rate]
-        cells = [f"{seconds / 86400:.3g}", rounded(hours * ranks), rounded(nodes * hours)]
-        rows.append([series, str(ranks), str(nodes), *cells, " to ".join(ends) or "-"])
-
-    rows: list[list[str]] = []
+    # Series, a measured size, ranks, nodes, and the rate of the training with its ends.
+    lines: list[tuple[str, Size, int, int, Sequence[float]]] = []
     for size in results.sizes:
         if size.time_amount and size.mean_time_s and size.devices:
             mean = size.time_amount / size.mean_time_s
             ends = size.interval("throughput") or ()
-            rates = [mean, *(mean * end / (size.throughput or 1) for end in ends)]
-            add_row(size.series, size, size.devices, size.nodes or 1, rates)
-    for one in forecasts if rows else ():
-        for ranks in one.sizes:
-            nodes, series = one.nodes_of(ranks), f"{one.series} (forecast)"
-            add_row(series, one.base, ranks, nodes, one.rate(ranks))
+            means = [mean, *(mean * end / (size.throughput or 1) for end in ends)]
+            lines.append((size.series, size, size.devices, size.nodes or 1, means))
+    lines += [
+        (f"{one.series} (forecast)", one.base, ranks, one.nodes_of(ranks), one.rate(ranks))
+        for one in forecasts
+        for ranks in one.sizes
+    ]
+    rows: list[list[str]] = []
+    for series, size, ranks, nodes, rates in lines:
+        seconds = amount / rates[0]
+        if size.throughput_unit.partition("/")[0].rstrip("s") != name:
+            if not name == size.time_of == EPOCH:
+                continue
+            seconds *= size.time_amount or 0
+        hours = count * seconds / 3600
+        span = [rounded(nodes * hours * rates[0] / rate) for rate in rates[:0:-1] if rate == rate]
+        cells = [f"{seconds / 86400:.3g}", rounded(hours * ranks), rounded(nodes * hours)]
+        rows.append([series, str(ranks), str(nodes), *cells, " to ".join(span) or NONE])
     if not rows:
         measured = sorted({s.throughput_unit.partition("/")[0] for s in results.sizes})
         raise UsageError(f"--work {work!r}: the study measured {' and '.join(measured)}")
-    hours = "GPU-hours" if unit == "GPUs" else "process-hours"
-    heads = ["series", unit, "nodes", "days per run", hours, "node-hours", "node-hours at 95%"]
+    heads = ["series", unit, "nodes", "days per run", _hours(unit), "node-hours"]
     note = (
         f"{counted(count, 'run')} of {amount:,.4g} {parts[3]} each, by the mean rate of the "
         "training; evaluation, checkpoints, start-up, failures and trials come on top."
     )
-    return TextTable(heads, rows, 1, [note])
+    return TextTable([*heads, "node-hours at 95%"], rows, 1, [note])
 
 
 def forecast_rows(results: Results, forecasts: Sequence[Forecast], unit: str) -> TextTable:
@@ -243,7 +232,7 @@ def forecast_rows(results: Results, forecasts: Sequence[Forecast], unit: str) ->
     notes = [_sentence(note) for f in forecasts for note in f.notes]
     notes += [
         f"Not measured: {SOURCES[law]}, by how well they predict the measured sizes, with the "
-        "95 % prediction interval of one more run. A slower network level counts as possible."
+        "95 % prediction interval of one more run."
         for law in dict.fromkeys(f.law for f in forecasts if f.sizes)
     ]
     notes += [f"No forecast: {why}." for f in forecasts for why in f.reasons]
@@ -263,13 +252,9 @@ def thread_lines(results: Results) -> list[str]:
         return []
     ways = runs.groupby(["world_size", "threads_used", "series"])["images_per_s"]
     rates = ways.agg(["median", "min", "max"]).sort_values("median", ascending=False)
-    return [
-        f"{counted(cores.max(), 'core')} as threads or processes, median [min, max]:",
-        *(
-            f"  {counted(n, 'process')} x {counted(threads, 'thread')} ({series}): "
-            f"{rounded(middle)} [{rounded(low)}, {rounded(high)}] {IMAGES}"
-            for (n, threads, series), (middle, low, high) in zip(
-                rates.index, rates.to_numpy(float), strict=True
-            )
-        ),
-    ]
+    lines = [f"{counted(cores.max(), 'core')} as threads or processes, median [min, max]:"]
+    for (n, threads, series), ends in zip(rates.index, rates.to_numpy(float), strict=True):
+        middle, low, high = map(rounded, ends)
+        way = f"{counted(n, 'process')} x {counted(threads, 'thread')} ({series})"
+        lines.append(f"  {way}: {middle} [{low}, {high}] {IMAGES}")
+    return lines

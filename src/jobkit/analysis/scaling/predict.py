@@ -13,20 +13,22 @@ a: serial fraction (Amdahl), b: coherency (Gunther), c: what each doubling loses
 set in at once; q: a ring all-reduce over the ranks (2 (N - 1) / N of the gradients pass each link:
 Patarasuk and Yuan, JPDC 69, 2009), e: what it costs between nodes, o: the part of the compute that
 hides it; all in units of the compute of a step at N0. In strong scaling that part shrinks, and
-communication surfaces that no measured size shows. Where the links were measured and the messages
-of a step are known, their time takes the place of q and e, times a factor near 1. A random walk
+communication surfaces that no measured size shows, and where nobody says how many ranks a node has,
+every number of them is possible. Where the links were measured and the messages of a step are
+known, their time takes the place of q and e, times a factor near 1. A random walk
 over log2 N, with a standard deviation of tau per doubling, stands for deviations from every law,
 sigma for the noise of a run.
 
-A prediction is an average over the family. Points are drawn by adaptive importance sampling (Cappe
-et al., JCGS 13, 2004) with the weight that the measured runs give them. Priors are wide, so that
-what the runs do not show counts as nothing or as much as is possible, each with its weight. Those
-of strong scaling are of communication of 0.2 to 16 % of a step on one rank (95 %); those of weak
-scaling were chosen by published tables (tests/bench/published.csv).
+A prediction is an average over the family, with the weight that the measured runs give each of its
+points. Priors are wide, so that what the runs do not show counts as nothing or as much as is
+possible, each with its weight. Those of strong scaling are of communication of 0.2 to 16 % of a
+step on one rank (95 %); those of weak scaling were chosen by published tables
+(tests/bench/published.csv).
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,29 +41,27 @@ Ends = tuple[float, float, float]  # the median, and the ends of the 95 % interv
 MIN_SIZES = 3
 MAX_FACTOR = 4.0  # upper / lower end of an interval that is still a forecast
 SHARE = 0.95  # of the draws, in an interval
-DRAWS, ROUNDS = 4000, 4
+DRAWS, ROUNDS = 4000, 8
 FREEDOM = 5  # of Student's t of the proposals
 FLAT = 100.0  # variance of the level at the smallest size before it was measured
 
 # The columns of a point. Logarithms with bounds, two shares of 0 to 1, and normal logarithms.
-GAIN, GAIN_END, HIDDEN, RING, NODES, SIGMA, TAU = range(4, 11)  # after a, b, c and r
+GAIN, GAIN_END, HIDDEN, RING, NODES, SIGMA, TAU, PER_NODE = range(4, 12)  # after a, b, c and r
 BOUNDED = 7
 LOW = np.array([*np.log([1e-5, 1e-8, 1e-4, 1e-4, 1e-5]), 0, 0])
 HIGH = np.array([*np.log([0.3, 0.01, 0.15, 0.4, 0.1]), 1, 1])
-# Median and spread (of the logarithm) of q, of e (strong: of e / q), sigma and tau. With known
-# links q is what communication takes in a step over what it took alone.
-STRONG = np.log([0.018, 2.0, 0.025, 0.008]), np.array([1.1, 0.9, 0.6, 0.9])
-WEAK = np.log([0.03, 0.16, 0.025, 0.008]), np.array([1.3, 1.0, 0.6, 0.9])
-KNOWN = np.log([1.0, 2.0, 0.025, 0.008]), np.array([0.3, 0.9, 0.6, 0.9])
+# Median and spread (of the logarithm) of q, of e (strong: of e / q), sigma, tau, and the ranks of a
+# node, which counts where nobody says it. With known links q is what communication takes in a step
+# over what it took alone.
+STRONG = np.log([0.018, 2.0, 0.025, 0.008, 8]), np.array([1.1, 0.9, 0.6, 0.9, 0.8])
+WEAK = np.log([0.03, 0.16, 0.025, 0.008, 8]), np.array([1.3, 1.0, 0.6, 0.9, 0.8])
+KNOWN = np.log([1.0, 2.0, 0.025, 0.008, 8]), np.array([0.3, 0.9, 0.6, 0.9, 0.8])
 # Of the share HIDDEN so much says that nothing is hidden; the rest is spread up to MAX_HIDDEN of a
 # step (the backward pass is two thirds of it).
 NOTHING_HIDDEN, MAX_HIDDEN = 0.35, 0.8
 # A second node costs more where communication within one does: e grows as this power of the loss
 # over a full node (published tables, weak scaling), relative to a loss of 5 %.
 NODE_POWER, TYPICAL_LOSS, SMALL_LOSS = 0.6, 0.05, 0.01
-# A slower level of the network that no measured size has seen: its probability at each doubling
-# beyond them, half of it where the nodes are known, and its mean loss (logarithm).
-NEW_LEVEL, NEW_LOSS = 0.06, 0.2
 MAX_NOISE = 0.05  # of the noise so much counts above ideal, or what repeats of a size show
 ABOVE = 1.96  # standard deviations of one run that an interval reaches above ideal
 BY_CHANCE = 3.0  # standard errors by which one size's rate per rank may be above another's
@@ -86,40 +86,35 @@ class Prediction:
         sent: Callable[[float], float] | None = None,
         nodes: Mapping[int, int] | None = None,
     ) -> None:
-        different = sorted(set(sizes))
-        if len(different) < MIN_SIZES:
-            found = f"(measured: {', '.join(map(str, different)) or 'none'})"
-            raise UsageError(f"{MIN_SIZES} different sizes are needed for a fit {found}")
+        self.sizes, self.strong = sorted(set(sizes)), scaling != "weak"
+        self.per_node, self.sent, self.nodes = per_node, sent, nodes or {}
+        if len(self.sizes) < MIN_SIZES:
+            measured = ", ".join(map(str, self.sizes)) or "none"
+            raise UsageError(
+                f"{MIN_SIZES} different sizes are needed for a fit (measured: {measured})"
+            )
         if not all(0 < rate < math.inf for rate in rates):
             raise UsageError("a rate that is no number above 0 has no forecast")
         per_rank = np.log(rates) - np.log(sizes)
-        groups = [per_rank[np.asarray(sizes) == size] for size in different]
-        self.sizes, self.strong, self.per_node, self.sent = (
-            different,
-            scaling != "weak",
-            per_node,
-            sent,
-        )
-        self.nodes = dict(nodes or {})
-        self.doublings = np.log2(np.asarray(different) / different[0])
+        groups = [per_rank[np.asarray(sizes) == size] for size in self.sizes]
+        self.doublings = np.log2(np.asarray(self.sizes) / self.sizes[0])
         self.counts = np.asarray([len(group) for group in groups], float)
         self.means = np.asarray([group.mean() for group in groups])
         self.squares = sum(float(((group - group.mean()) ** 2).sum()) for group in groups)
-        self.freedom = int(self.counts.sum()) - len(groups)
+        self.freedom = len(per_rank) - len(groups)
         generator = np.random.default_rng(0)  # the same runs give the same forecast
         self._points = self._posterior(generator)
         self._normal = generator.standard_normal((DRAWS, 3))
-        self._uniform = 1 - generator.random(DRAWS)
 
     def rate(self, ranks: float) -> Ends:
         """The rate of one more run on that many ranks, with the shortest interval."""
-        found, base, gained = self._draws(ranks)
-        return self._ends(found, float(np.median(base + gained)), ranks)
+        level, base, gained = self._draws(ranks)
+        return self._ends(level, float(np.median(base + gained)), ranks)
 
     def speed_up(self, ranks: float) -> Ends:
         """The speed-up over the smallest size."""
-        found, base, gained = self._draws(ranks)
-        return self._ends(found - base, float(np.median(gained)), ranks / self.sizes[0])
+        level, base, gained = self._draws(ranks)
+        return self._ends(level - base, float(np.median(gained)), ranks / self.sizes[0])
 
     def refused(self, ranks: int) -> str:
         """Why there is no prediction for that many ranks; empty where there is one."""
@@ -128,23 +123,29 @@ class Prediction:
         factor, name = max((high / low, name) for name, (_, low, high) in shown.items())
         if factor <= MAX_FACTOR:
             return ""
+        end = "" if self.per_node else ", or say where a node ends (--gpus-per-node)"
         return (
             f"the 95 % interval of a forecast to {ranks} ranks spans a factor of {factor:,.1f} for "
-            f"{name} (at most {MAX_FACTOR:g}): measure larger sizes, or more repeats"
+            f"{name} (at most {MAX_FACTOR:g}): measure larger sizes, or more repeats{end}"
         )
 
-    def _nodes_of(self, ranks: float) -> int:
-        fewest = math.ceil(ranks / (self.per_node or ranks))
-        return self.nodes.get(int(ranks), fewest) if ranks == int(ranks) else fewest
+    def _nodes_of(self, points: Values, ranks: float) -> Values | int:
+        """How many nodes a size is on; where nobody says it, by each point."""
+        if ranks in self.nodes:
+            return self.nodes[int(ranks)]
+        if self.per_node:
+            return math.ceil(ranks / self.per_node)
+        largest = self.sizes[-1] if self.nodes else 1  # they are on one
+        return np.maximum(1, ranks / np.maximum(np.exp(points[:, PER_NODE]), largest))
 
     def _shape(self, points: Values, ranks: float) -> Values:
         """Log efficiency over the smallest size by each point's law, of shape (points,)."""
         base, m = self.sizes[0], ranks / self.sizes[0]
-        first, nodes = self._nodes_of(base), self._nodes_of(ranks)
+        first, nodes = self._nodes_of(points, base), self._nodes_of(points, ranks)
         q, e = np.exp(points[:, [RING, NODES]]).T
         if self.strong:
             e = e * q
-        elif nodes > first:
+        elif np.any(nodes > first):
             full, within = (self.per_node or 0) / base, np.full(len(points), TYPICAL_LOSS)
             if full > 1:
                 within = _own_loss(points, full) + q * (1 - 1 / full)
@@ -152,7 +153,7 @@ class Prediction:
         hidden = np.maximum(0, points[:, HIDDEN] - NOTHING_HIDDEN) / (1 - NOTHING_HIDDEN)
         hidden = hidden * MAX_HIDDEN * (self.strong or bool(self.sent))
 
-        def exposed(n: float, k: int, u: float) -> Values:
+        def exposed(n: float, k: Values | int, u: float) -> Values:
             all_sent = q * self.sent(n) if self.sent else q * (1 - 1 / n) + e * (1 - 1 / k)
             return np.maximum(0, all_sent * u - hidden)
 
@@ -174,42 +175,40 @@ class Prediction:
         covariance, rest = self._residuals(points)
         root = np.linalg.cholesky(covariance)
         white = np.linalg.solve(root, rest[..., None])[..., 0]
-        found = -0.5 * (white**2).sum(1) - np.log(np.diagonal(root, axis1=1, axis2=2)).sum(1)
+        of_means = -0.5 * (white**2).sum(1) - np.log(np.diagonal(root, axis1=1, axis2=2)).sum(1)
         log_sigma = points[:, SIGMA]
         spread = 0.5 * self.squares * np.exp(-2 * log_sigma)
-        return np.asarray(found - self.freedom * log_sigma - spread)
+        return np.asarray(of_means - self.freedom * log_sigma - spread)
 
     def _posterior(self, generator: np.random.Generator) -> Values:
-        """Points of the family, as likely as the runs make them, of shape (DRAWS, 11).
+        """Points of the family, as likely as the runs make them, of shape (DRAWS, 12).
 
-        The first proposal is the prior, each next one Student's t about what weighed most so far;
-        all draws are weighed by the mixture of all proposals.
+        The first are of the prior, each next set is of Student's t about what weighed most so far;
+        all are weighed by the mixture that they are drawn from (Cappe et al., JCGS 13, 2004).
         """
         middle, spread = KNOWN if self.sent else STRONG if self.strong else WEAK
+        scale = np.append(HIGH - LOW, spread * math.sqrt(2 * math.pi))
 
         def log_prior(points: Values) -> Values:
-            bounded = points[:, :BOUNDED]
+            bounded, normal = points[:, :BOUNDED], (points[:, BOUNDED:] - middle) / spread
             inside = ((bounded >= LOW) & (bounded <= HIGH)).all(axis=1)
-            normal = -0.5 * (((points[:, BOUNDED:] - middle) / spread) ** 2).sum(axis=1)
-            constant = np.log(HIGH - LOW).sum() + np.log(spread * math.sqrt(2 * math.pi)).sum()
-            return np.where(inside, normal, -np.inf) - constant
+            return np.where(inside, -0.5 * (normal**2).sum(axis=1), -np.inf) - np.log(scale).sum()
 
         bounded = LOW + (HIGH - LOW) * generator.random((DRAWS, BOUNDED))
         normal = middle + spread * generator.standard_normal((DRAWS, len(middle)))
         points = np.hstack([bounded, normal])
+        densities, proposals = [log_prior(points)], list[tuple[Values, Any]]()
         heights = self._log_likelihood(points)
+        target = heights + densities[0]
         weights = _normalised(0.5 * heights)  # flatter: the prior has few points where the runs are
-        densities = [log_prior(points)]  # of each proposal, at all points so far
-        target, proposals = heights + densities[0], list[tuple[Values, Values]]()
         for _ in range(ROUNDS):
             mean = weights @ points
-            apart = points - mean
-            covariance = 1.3 * (apart * weights[:, None]).T @ apart + 1e-4 * np.eye(len(mean))
-            root = np.linalg.cholesky(covariance)
+            covariance = 1.3 * np.cov(points.T, ddof=0, aweights=weights)
+            root = np.linalg.cholesky(covariance + 1e-4 * np.eye(len(mean)))
             proposals.append((mean, root))
             normal = generator.standard_normal((DRAWS, len(mean)))
-            scale = np.sqrt(generator.chisquare(FREEDOM, (DRAWS, 1)) / FREEDOM)
-            new = mean + normal / scale @ root.T
+            chi = np.sqrt(generator.chisquare(FREEDOM, (DRAWS, 1)) / FREEDOM)
+            new = mean + normal / chi @ root.T
             at = np.mod(new[:, :BOUNDED] - LOW, 2 * (HIGH - LOW))  # reflected at the bounds
             new[:, :BOUNDED] = LOW + np.minimum(at, 2 * (HIGH - LOW) - at)
             points = np.concatenate([points, new])
@@ -223,32 +222,25 @@ class Prediction:
         points, d, far = self._points, self.doublings, math.log2(ranks / self.sizes[0])
         covariance, rest = self._residuals(points)
         tau2, sigma = np.exp(2 * points[:, TAU]), float(np.exp(np.median(points[:, SIGMA])))
-        # Levels at the size and at the smallest one, given the measured sizes: jointly normal.
-        across = tau2[:, None] * np.minimum(d, far) + FLAT
-        flat = np.full_like(across, FLAT)
-        solved = np.linalg.solve(covariance, np.stack([rest, across, flat], axis=-1))
-        (mean, base_mean), (lost, both) = (
-            ((across * s).sum(1), (flat * s).sum(1)) for s in (solved[..., 0], solved[..., 1])
-        )
-        base_var = np.maximum(FLAT - (flat * solved[..., 2]).sum(1), 1e-12)
-        slope = (FLAT - both) / base_var
-        base = base_mean + np.sqrt(base_var) * self._normal[:, 0]
-        left = np.maximum(tau2 * far + FLAT - lost - slope * (FLAT - both), 0)
-        level = mean + slope * (base - base_mean) + np.sqrt(left) * self._normal[:, 1]
+        # Levels at the smallest size and at this one, given the measured sizes: jointly normal.
+        levels = np.full((DRAWS, 2, 2), FLAT)
+        levels[:, 1, 1] += tau2 * far
+        across = np.full((DRAWS, len(d), 2), FLAT)
+        across[:, :, 1] += tau2[:, None] * np.minimum(d, far)
+        solved = np.linalg.solve(covariance, np.concatenate([rest[..., None], across], axis=2))
+        known = across.transpose(0, 2, 1) @ solved
+        root = np.linalg.cholesky(levels - known[..., 1:] + 1e-9 * np.eye(2))
+        base, level = (known[..., 0] + (root @ self._normal[:, :2, None])[..., 0]).T
         # A measured size above ideal is a gain that stays, unless chance may have made it.
         best = int(np.argmax(self.means))
         above = float(self.means[best] - self.means[0])
         error = sigma * math.sqrt(1 / self.counts[best] + 1 / self.counts[0])
         gained = np.exp(points[:, GAIN]) * points[:, GAIN_END] * d[-1]
         gained = np.maximum(gained, above if above > BY_CHANCE * error else 0.0)
-        found = np.minimum(level + self._shape(points, ranks), base + gained)
-        # The loss to a new level where a number is below its chance; the smaller, the larger.
-        once, doublings = NEW_LEVEL / (2 if self.per_node else 1), math.log2(ranks / self.sizes[-1])
-        chance = 1 - (1 - once) ** max(0.0, doublings)
-        found -= NEW_LOSS * np.log(np.maximum(1.0, chance / self._uniform))
-        return found + self.means[0], base + self.means[0], gained
+        level = np.minimum(level + self._shape(points, ranks), base + gained)
+        return level + self.means[0], base + self.means[0], gained
 
-    def _ends(self, found: Values, ideal: float, scale: float) -> Ends:
+    def _ends(self, level: Values, ideal: float, scale: float) -> Ends:
         """The median, and the shortest interval with 95 % of the draws about it.
 
         Above ideal it reaches no farther than the noise of a run.
@@ -256,13 +248,12 @@ class Prediction:
         sigma = np.exp(self._points[:, SIGMA])
         seen_noise = math.sqrt(self.squares / self.freedom) if self.freedom else 0.0
         noise = min(float(np.median(sigma)), max(MAX_NOISE, seen_noise))
-        seen = np.sort(np.minimum(found + sigma * self._normal[:, 2], ideal + ABOVE * noise))
+        seen = np.sort(np.minimum(level + sigma * self._normal[:, 2], ideal + ABOVE * noise))
         count = math.ceil(SHARE * len(seen))
         first = int(np.argmin(seen[count - 1 :] - seen[: len(seen) - count + 1]))
-        middle = float(np.median(found))
-        ends = middle, min(seen[first], middle), max(seen[first + count - 1], middle)
-        value, low, high = (math.exp(end) * scale for end in ends)
-        return value, low, high
+        middle = float(np.median(level))
+        low, high = min(seen[first], middle), max(seen[first + count - 1], middle)
+        return scale * math.exp(middle), scale * math.exp(low), scale * math.exp(high)
 
 
 def _own_loss(points: Values, m: float) -> Values:
@@ -272,11 +263,11 @@ def _own_loss(points: Values, m: float) -> Values:
 
 def _log_student(points: Values, mean: Values, root: Values) -> Values:
     """The density of a proposal; that a point may come by reflection too is left out."""
-    count = len(mean)
+    power = (FREEDOM + len(mean)) / 2
     distance = (np.linalg.solve(root, (points - mean).T) ** 2).sum(axis=0)
-    constant = math.lgamma((FREEDOM + count) / 2) - math.lgamma(FREEDOM / 2)
-    constant -= count / 2 * math.log(FREEDOM * math.pi) + np.log(np.diag(root)).sum()
-    return np.asarray(constant - (FREEDOM + count) / 2 * np.log1p(distance / FREEDOM))
+    constant = math.lgamma(power) - math.lgamma(FREEDOM / 2) - np.log(np.diag(root)).sum()
+    constant -= len(mean) / 2 * math.log(FREEDOM * math.pi)
+    return np.asarray(constant - power * np.log1p(distance / FREEDOM))
 
 
 def _normalised(log_weights: Values) -> Values:

@@ -105,8 +105,8 @@ class Size:
         return own and self.speed_up == 1
 
     def interval(self, name: str) -> tuple[float, float] | None:
-        """The ends of the interval of throughput, speed_up or efficiency, where it has one."""
-        low, high = getattr(self, f"{name}_low"), getattr(self, f"{name}_high")
+        """The ends of the interval of a value; None where it has none."""
+        low, high = (getattr(self, f"{name}_{end}", None) for end in ("low", "high"))
         return None if low is None or high is None else (low, high)
 
 

@@ -39,7 +39,7 @@ _MAX_OUTLIERS = 0.05  # of the runs: more of them are no outliers but the spread
 class Pool:
     """The spread of one run, as a logarithm, that the repeats of a study show together."""
 
-    growths: tuple[tuple[float, float], ...]  # exponent g, and its weighted variance at middle
+    variances: Values  # of each of _GROWTHS, weighted, at middle
     middle: float  # log2 of the ranks where these variances hold
     ends: tuple[float, float]  # the same of the smallest and the largest size with repeats
     freedom: int  # repeats - sizes with repeats
@@ -48,8 +48,8 @@ class Pool:
 
     def deviation(self, ranks: int) -> float:
         """The standard deviation of one run at a size."""
-        far = min(max(math.log2(max(ranks, 1)), self.ends[0]), self.ends[1]) - self.middle
-        return math.sqrt(sum(variance * 4 ** (g * far) for g, variance in self.growths))
+        far = np.clip(math.log2(ranks), *self.ends) - self.middle
+        return math.sqrt(self.variances @ 4.0 ** (_GROWTHS * far))
 
     def half_width(self, *samples: Sample) -> float:
         """Half of the 95 % interval of the logarithm of a median, or of two medians' ratio."""
@@ -75,7 +75,7 @@ def pool(samples: Sequence[Sample]) -> Pool | None:
 
     Outliers stay out of it where they are at most 5 % of the runs.
     """
-    samples = [s for s in samples if s[0] and all(0 < v < math.inf for v in s[0])]
+    samples = [sample for sample in samples if sample[0]]
     logs = [np.log(values) for values, _ in samples]
     limit = _limit(logs)
     if sum(int(_far(own, limit).sum()) for own in logs) > _MAX_OUTLIERS * sum(map(len, logs)):
@@ -85,7 +85,7 @@ def pool(samples: Sequence[Sample]) -> Pool | None:
     if not repeated:
         return None
     freedoms = np.array([len(group) - 1 for group, _ in repeated], float)
-    freedom, places = freedoms.sum(), np.log2([max(ranks, 1) for _, ranks in repeated])
+    freedom, places = freedoms.sum(), np.log2([ranks for _, ranks in repeated])
     middle = float(np.average(places, weights=freedoms))
     squares = np.array([((group - group.mean()) ** 2).sum() for group, _ in repeated])
     # The likelihood of each exponent, with the spread itself integrated out.
@@ -93,9 +93,8 @@ def pool(samples: Sequence[Sample]) -> Pool | None:
     heights = -0.5 * freedom * np.log(scaled)  # the weights are centred: no other term is left
     weights = _PRIOR * np.exp(heights - heights.max())
     variances = weights / weights.sum() * np.maximum(scaled / freedom, MIN_DEVIATION**2)
-    growths = tuple(zip(_GROWTHS.tolist(), variances.tolist(), strict=True))
     ends = float(places.min()), float(places.max())
-    return Pool(growths, middle, ends, int(freedom), len(repeated), limit)
+    return Pool(variances, middle, ends, int(freedom), len(repeated), limit)
 
 
 def outliers(groups: Sequence[Sequence[float]]) -> list[list[bool]]:
@@ -120,7 +119,7 @@ def _limit(logs: Sequence[Values]) -> float:
     """How far the logarithm of a sound value may be from the median of its size."""
     gaps = [np.empty(0)]  # the distances of the values from each other; of many, every k-th
     for own in logs:
-        some = own[:: -(-len(own) // _MAX_PAIRED) or 1]
+        some = own[:: 1 + len(own) // _MAX_PAIRED]
         first, second = np.triu_indices(len(some), 1)
         gaps.append(abs(some[first] - some[second]))
     if not len(together := np.concatenate(gaps)):
@@ -130,39 +129,38 @@ def _limit(logs: Sequence[Values]) -> float:
     return max(limit, -math.log1p(-_MIN_SHARE))
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """P values corrected for their number (Holm, Scand. J. Statistics 6, 1979), in their order."""
-    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
-    corrected, low = [1.0] * len(p_values), 0.0
-    for rank, i in enumerate(order):
-        low = max(low, (len(p_values) - rank) * p_values[i])
-        corrected[i] = min(1.0, low)
-    return corrected
-
-
-_POINTS = 1001
+_POINTS = 20_001
 _FREE, _FAR = 30, 40.0  # degrees of freedom from which nothing lies beyond so many deviations
 
 
-def tail(t: float, freedom: float) -> float:
-    """The two-sided tail of Student's t: with t = sqrt(v) tan(a) the density is cos(a)^(v - 1)."""
-    high = math.pi / 2 if freedom < _FREE else math.atan(_FAR / math.sqrt(freedom))
-
-    def area(low: float) -> float:
-        angles = np.linspace(low, high, _POINTS)
-        heights = np.clip(np.cos(angles), 0.0, None) ** (freedom - 1)
-        return float(np.trapezoid(heights, angles))
-
-    return min(1.0, max(0.0, area(math.atan(t / math.sqrt(freedom))) / area(0.0)))
+def holm(p_values: Sequence[float]) -> list[float]:
+    """P values corrected for their number (Holm, Scand. J. Statistics 6, 1979), in their order."""
+    order, corrected = np.argsort(p_values), np.empty(len(p_values))
+    raised = np.asarray(p_values)[order] * np.arange(len(p_values), 0, -1)
+    corrected[order] = np.minimum(np.maximum.accumulate(raised), 1)
+    return corrected.tolist()
 
 
 @cache
+def _tails(freedom: float) -> tuple[Values, Values]:
+    """Angles a and the two-sided tails of Student's t beyond sqrt(freedom) x tan(a).
+
+    With t = sqrt(v) tan(a) the density is cos(a)^(v - 1).
+    """
+    high = math.pi / 2 if freedom < _FREE else math.atan(_FAR / math.sqrt(freedom))
+    angles = np.linspace(0, high, _POINTS)
+    heights = np.cos(angles) ** (freedom - 1)
+    beyond = np.append(np.cumsum((heights[1:] + heights[:-1])[::-1])[::-1], 0)
+    return angles, beyond / beyond[0]
+
+
+def tail(t: float, freedom: float) -> float:
+    """The two-sided tail of Student's t."""
+    return float(np.interp(math.atan(t / math.sqrt(freedom)), *_tails(freedom)))
+
+
 def quantile(freedom: float, confidence: float) -> float:
     """The two-sided quantile of Student's t, also between whole degrees of freedom."""
-    low, high = 0.0, 1.0
-    while tail(high, freedom) > 1 - confidence:
-        high *= 2
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if tail(middle, freedom) > 1 - confidence else (low, middle)
-    return high
+    angles, tails = _tails(freedom)
+    angle = np.interp(1 - confidence, tails[::-1], angles[::-1])
+    return math.sqrt(freedom) * math.tan(angle)

@@ -103,3 +103,9 @@ def counted(count: int, word: str) -> str:
 def counted_ranks(count: int, unit: str) -> str:
     """The same for GPUs or processes; unit: as figures.drawing.unit says it, or ranks."""
     return counted(count, {"GPUs": "GPU", RANKS: "rank"}.get(unit, "process"))
+
+
+def some(names: Sequence[str], most: int) -> str:
+    """The first of some names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
