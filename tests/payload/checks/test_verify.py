@@ -129,7 +129,7 @@ def test_an_injected_fault_is_found() -> None:
 def breaks(trainer: Trainer) -> None:
     if dist.get_rank() == 1:
         raise ValueError("no more")
-    dist.barrier()
+    dist.barrier()  # the other waits for it
 
 
 def test_a_rank_that_fails_ends_the_check_with_its_reason() -> None:
@@ -162,16 +162,14 @@ def test_one_over_its_tolerance_ends_with_4(change, monkeypatch, capsys) -> None
     assert "1 of 2 over the tolerance" in out
 
 
-def test_the_command_checks(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--strategies", "dp", "--world-sizes", "1", "3"]) == Exit.OK
-    assert [(*words[:3], words[-1]) for words in rows_of(capsys.readouterr().out)] == [
-        ("dp", "1", "float64", "ok"),
-        ("dp", "1", "float32", "ok"),
-    ]
-
-
 def rows_of(out: str) -> list[list[str]]:
     return [line.split() for line in out.splitlines()[1:-2]]
+
+
+def test_the_command_checks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--strategies", "dp", "--world-sizes", "1", "3"]) == Exit.OK
+    rows = [(*words[:3], words[-1]) for words in rows_of(capsys.readouterr().out)]
+    assert rows == [("dp", "1", dtype, "ok") for dtype in ("float64", "float32")]
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def run(trained: Result, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def export(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+def export(monkeypatch, capsys) -> Any:
     monkeypatch.setattr(cli, "hide_gpus", lambda: None)  # of the process that runs the tests
 
     def call(*words: object) -> tuple[int, str, str]:
@@ -101,11 +101,10 @@ def test_onnx_serves_one_image_and_many(export: Any, run: Path, tmp_path: Path) 
 
     code, out, err = export(run, "--to", "onnx", "--out", tmp_path / "net", "--max-batch", "16")
     assert code == Exit.OK, out + err
-    session = onnxruntime.InferenceSession(
-        str(tmp_path / "net" / "model.onnx"), providers=["CPUExecutionProvider"]
-    )
+    net = tmp_path / "net"
+    session = onnxruntime.InferenceSession(net / "model.onnx", providers=["CPUExecutionProvider"])
     pixels = formats.example_images().float().numpy()
-    expected = read(tmp_path / "net" / "expected.f32", 8, 10)
+    expected = read(net / "expected.f32", 8, 10)
     for count in (1, 8):
         (got,) = session.run(None, {"pixels": pixels[:count]})
         assert torch.allclose(torch.from_numpy(got), expected[:count], atol=1e-4)
