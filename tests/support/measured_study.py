@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.scaling.scaling import measured_sizes, scaling_table
 from jobkit.analysis.tables.columns import EPOCHS, RESULTS, STEPS, Column
 from jobkit.analysis.tables.frames import frame
 
@@ -88,13 +87,4 @@ def _empty(columns: tuple[Column, ...]) -> pd.DataFrame:
 def results_from(runs: pd.DataFrame, epochs: pd.DataFrame | None = None) -> Results:
     """A study with these runs, and the records of their epochs."""
     of_epochs = _empty(EPOCHS) if epochs is None else epochs
-    found = measured_sizes(runs, of_epochs)
-    table = scaling_table(found, "s")
-    return Results(
-        folder=Path("s"),
-        runs=runs,
-        epochs=of_epochs,
-        sizes=tuple(found),
-        scaling=table,
-        steps=_empty(STEPS),
-    )
+    return Results(folder=Path("s"), runs=runs, epochs=of_epochs, steps=_empty(STEPS))

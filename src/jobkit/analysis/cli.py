@@ -107,10 +107,9 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
             print(shlex.join(follow + (["--out", short_path(results.out)] if results.out else [])))
     least, at = args.min_efficiency, args.at
     missed, unsure = check_efficiency(results.sizes, least, at) if at else ([], [])
-    for line in missed:
-        print(f"threshold not met: {line}", file=sys.stderr)
-    for line in unsure:
-        print(f"threshold not certain: {line}", file=sys.stderr)
+    lines = [f"threshold not met: {line}" for line in missed]
+    for line in lines + [f"threshold not certain: {line}" for line in unsure]:
+        print(line, file=sys.stderr)
     if missed:
         return Exit.THRESHOLD
     return Exit.OK if results.ok else Exit.INCOMPLETE
@@ -174,8 +173,7 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
     if args.collect:
-        target = {"accuracy": args.accuracy, "separate": args.apart}
-        results = collect(args.study, out=args.out, **target)
+        results = collect(args.study, accuracy=args.accuracy, separate=args.apart, out=args.out)
         print_summary(results)
         _print_tables(results)
     else:
@@ -188,8 +186,7 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
         states = ", ".join(f"{n} {s}" for s, n in results.runs["status"].value_counts().items())
         print(f"{shown}: no run has a rate ({states}): no figure", file=sys.stderr)
         return Exit.INCOMPLETE
-    # The options that make the same report again.
-    options: list[str] = []
+    options: list[str] = []  # that make the same report again
     for name, value in vars(args).items():
         if name not in ("study", "out", "collect", "open") and value != parser.get_default(name):
             values = value if isinstance(value, list) else [] if value is True else [value]

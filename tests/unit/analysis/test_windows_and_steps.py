@@ -273,9 +273,10 @@ def epoch(number: int, rate: float, **fields: Any) -> tuple[str, dict[str, Any]]
 
 
 def test_the_time_of_an_epoch_is_by_the_median_rate() -> None:
-    found = row(epoch(0, 10.0), epoch(1, 100.0), epoch(2, 200.0), epoch(3, 125.0))
+    waits = {"epoch_time_s": 8.0, "data_wait_s": 2.0}
+    found = row(epoch(0, 10.0), epoch(1, 100.0), epoch(2, 200.0), epoch(3, 125.0, **waits))
     assert found["images_per_s"] == 125  # without the first, which has the warm-up
-    assert found["time_per_epoch_s"] == 8
+    assert (found["time_per_epoch_s"], found["data_wait_share"]) == (8, 0.25)
 
 
 def test_losses_are_those_of_the_end_and_before_it_those_of_the_last_epoch() -> None:

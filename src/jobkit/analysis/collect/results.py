@@ -59,10 +59,9 @@ class Results:
     folder: Path
     runs: pd.DataFrame
     epochs: pd.DataFrame
-    sizes: tuple[Size, ...]  # every series at every size; their table is scaling
-    scaling: pd.DataFrame
     steps: pd.DataFrame  # some steps a row
     samples: pd.DataFrame = field(default_factory=pd.DataFrame)  # of load, memory and energy
+    accuracy: float | None = None  # target of time_to_accuracy_s; None: what all ok runs reached
     out: Path | None = None  # where tables, figures and the report are written; None: folder
     unplanned: tuple[str, ...] = ()  # folders of runs that are not in the plan: not collected
 
@@ -83,9 +82,18 @@ class Results:
             for name in ("results", "epochs", "steps", "samples", "scaling")
         )
         targets = of_sizes["target_accuracy"].dropna()
-        sizes = measured_sizes(runs, epochs, float(targets.iloc[0]) if len(targets) else None)
-        scaling = scaling_table(sizes, runs["study"].iloc[0] if len(runs) else None)
-        return cls(folder, runs, epochs, tuple(sizes), scaling, steps, samples, out)
+        accuracy = float(targets.iloc[0]) if len(targets) else None
+        return cls(folder, runs, epochs, steps, samples, accuracy, out)
+
+    @cached_property
+    def sizes(self) -> tuple[Size, ...]:
+        """Every series at every size, compared with its base."""
+        return tuple(measured_sizes(self.runs, self.epochs, self.accuracy))
+
+    @cached_property
+    def scaling(self) -> pd.DataFrame:
+        """The table of sizes."""
+        return scaling_table(self.sizes, next(iter(self.runs["study"]), None))
 
     @property
     def is_outdated(self) -> bool:
@@ -179,17 +187,8 @@ def collect(
     if is_there(folder / "logs.json") and not logs:
         raise UsageError(f"{folder} was made from logs: give collect --logs again")
     read, unplanned = (read_logs(logs), []) if logs else _read_study(folder)
-    study_name = folder.resolve().name
-    tables = _tables(read, study_name, separate)
-    sizes = measured_sizes(tables["runs"], tables["epochs"], accuracy)
-    results = Results(
-        folder=folder,
-        **tables,
-        sizes=tuple(sizes),
-        scaling=scaling_table(sizes, study_name if read else None),
-        out=out,
-        unplanned=tuple(unplanned),
-    )
+    tables = _tables(read, folder.resolve().name, separate)
+    results = Results(folder, **tables, accuracy=accuracy, out=out, unplanned=tuple(unplanned))
     if write:
         if out:
             out.mkdir(parents=True, exist_ok=True)

@@ -143,12 +143,8 @@ def result_row(
 
     observed: what was seen of its steps. wall_s: seconds from its job's start to the end.
     """
-    start, settings = (
-        records.last("run_start"),
-        {**spec.columns(), **_parameters(spec)} if spec else {},
-    )
-    versions = start.get("versions")
-    versions = versions if isinstance(versions, dict) else {}
+    start = records.last("run_start")
+    versions = _object(start, "versions")
     serious = [m for m in records.of("message") if m.get("level") in ("warning", "error")]
     texts = dict.fromkeys(" ".join(str(m.get("text", "")).split()) for m in serious)
     parts = breakdown(records.of_all_ranks("why"), records.of_all_ranks("window"))
@@ -160,12 +156,10 @@ def result_row(
         **_ending(records),
     }
     row = {
-        **settings,
+        **(spec.columns() | _parameters(spec) if spec else {}),
         **{k: v for k, v in recorded.items() if v is not None},
         "status": state.status,
-        "reason": state.reason or None,
-        "evidence": state.evidence or None,
-        "evidence_file": state.evidence_file or None,
+        **{k: getattr(state, k) or None for k in ("reason", "evidence", "evidence_file")},
         "exit_code": state.exit_code,
         "attempts": state.attempts,
         "wall_time_s": wall_s,
@@ -176,6 +170,11 @@ def result_row(
         "records_lost": records.lost,
     }
     return row | speed_row(observed, records, row)
+
+
+def _object(record: Record, name: str) -> dict[str, Any]:
+    """A field that is an object; empty where it is something else."""
+    return value if isinstance(value := record.get(name), dict) else {}
 
 
 def _parameters(spec: PlannedRun) -> Row:
@@ -298,7 +297,7 @@ def of_tables(
     if observed and observed.steps and all(o.warmup for o in observed.steps):
         early = "only warm-up steps were measured: train longer or lower --warmup-steps"
         problems.append(f"{run_id}: {early}")
-    epochs = ((v if isinstance(v := r.get("values"), dict) else {}) | r for r in records.epochs)
+    epochs = [_object(record, "values") | record for record in records.epochs]
     return {
         "row": row,
         "epochs": [{k: v for k, v in epoch.items() if k not in IDENTIFIES} for epoch in epochs],

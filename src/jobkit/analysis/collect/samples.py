@@ -17,10 +17,9 @@ from jobkit.analysis.collect.steps import Observed, number, thinned
 from jobkit.analysis.tables.frames import Row
 from jobkit.metric.kinds import KINDS, Record
 
-_MEANS = {"cpu_busy": "cpu_busy_mean", "other_load": "other_load_mean"}
-_MEANS |= {"gpu_busy": "gpu_busy_mean"}
-_MAXIMA = {"memory_mib": "node_memory_max_mib", "gpu_memory_mib": "gpu_memory_max_mib"}
-_MAXIMA |= {"gpu_processes": "gpu_processes_max"}
+_LOADS = {"cpu_busy": "cpu_busy_mean", "other_load": "other_load_mean", "gpu_busy": "gpu_busy_mean"}
+_LOADS |= {"memory_mib": "node_memory_max_mib", "gpu_memory_mib": "gpu_memory_max_mib"}
+_LOADS |= {"gpu_processes": "gpu_processes_max"}
 _Curve = Sequence[tuple[float, float]]  # times, and the energy so far
 
 
@@ -71,13 +70,13 @@ def use_row(
 def _load(series: Sequence[Sequence[Record]]) -> Row:
     """Mean over time and ranks of the load, and the maxima of memory and processes."""
     row: Row = {}
-    for name, column in (_MEANS | _MAXIMA).items():
+    for name, column in _LOADS.items():
         parts = []  # each value with the seconds since the sample before
         for before, now in (pair for samples in series for pair in pairwise(samples)):
             begin, end, value = map(number, (before.get("at_s"), now.get("at_s"), now.get(name)))
             if begin is not None and end is not None and end > begin and value is not None:
                 parts.append((value, end - begin))
-        if parts and name in _MAXIMA:
+        if parts and "_max" in column:
             row[column] = max(value for value, _ in parts)
         elif parts:
             row[column] = sum(v * s for v, s in parts) / sum(s for _, s in parts)
@@ -117,11 +116,9 @@ def _per_work(
 
     Of rank 0's windows, from the warm-up's on, those ends count at which all ranks ended a window.
     """
-    ends: dict[int, list[tuple[int, float]]] = defaultdict(list)  # last step, and when
+    ends: dict[Any, list[tuple[int, float]]] = defaultdict(list)  # last step, and when
     for record in records.of("window"):
-        if "v" not in record:
-            continue
-        attempt, step, at = record["attempt"], record.get("step"), number(record.get("t"))
+        attempt, step, at = record.get("attempt"), record.get("step"), number(record.get("t"))
         if type(step) is int and at is not None:
             if record.get("warmup") is True:
                 ends[attempt].clear()

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -38,7 +38,7 @@ def series_labels(specs: Mapping[str, PlannedRun | None]) -> dict[str, str]:
     different = _with_words({texts[run_id]: key for run_id, key in keys.items()})
     names = dict.fromkeys(name for key in different.values() for name in key)
     varying = [n for n in names if len({repr(k.get(n)) for k in different.values()}) > 1]
-    shown = list(dict.fromkeys(("strategy", *varying)))
+    shown = dict.fromkeys(("strategy", *varying))
     labels, taken = dict[str, str](), Counter[str]()
     for text in sorted(different):
         label = ", ".join(_words(different[text], shown))
@@ -88,13 +88,10 @@ def _parts(command: Sequence[str]) -> list[tuple[str, ...]]:
     return parts
 
 
-def _words(key: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    """The words of a label."""
+def _words(key: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """The words of a label. The other kind of scaling has another batch: a key may lack a name."""
     words = []
-    for name in names:
-        if name not in key:
-            continue  # the other kind of scaling has this batch
-        value = key[name]
+    for name, value in ((name, key[name]) for name in names if name in key):
         if name == COMMAND_LINE:
             words += [value.replace(";", ",")] if value else []  # ; divides series in tables
         elif name in _PLAIN_VALUES:
