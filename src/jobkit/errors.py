@@ -31,9 +31,8 @@ ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _CONTROL = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]+"
 )
-
-
 _MAX_ERROR, _MAX_WORD = 4000, 100  # characters
+_UNKNOWN = "unrecognized arguments: "  # how argparse begins that message
 
 
 def one_line(text: str) -> str:
@@ -67,9 +66,6 @@ class RanksDiffer(RuntimeError):
     """Ranks that must hold the same parameters do not: the run ends with Exit.THRESHOLD."""
 
 
-_UNKNOWN = "unrecognized arguments: "  # how argparse begins that message
-
-
 class Parser(argparse.ArgumentParser):
     """argparse's parser, with one line per error, and with epilogs kept verbatim."""
 
@@ -86,15 +82,14 @@ class Parser(argparse.ArgumentParser):
     def _hint(self, words: str) -> str:
         """What may have been meant by words that the parser does not know."""
         known = [name for name in self._option_string_actions if name.startswith("--")]
-        if not (unknown := [w.partition("=")[0] for w in words.split() if w.startswith("--")]):
+        unknown = next((w.partition("=")[0] for w in words.split() if w.startswith("--")), "")
+        if not unknown:
             return "; write a command after --, as: -- python train.py"
-        if close := difflib.get_close_matches(unknown[0], known, 1, cutoff=0.85):
-            return f"; did you mean '{close[0]}'?"
-        stem = unknown[0][2:]
-        longer = [name for name in known if stem in name and len(stem) > 2]
-        if longer and unknown[0] not in known:
-            return f"; did you mean {' or '.join(longer[:3])}?"
-        return nearest(unknown[0], known)
+        stem = unknown[2:] if len(unknown) > 4 and unknown not in known else None
+        longer = [f"'{name}'" for name in known if stem and stem in name]
+        if difflib.get_close_matches(unknown, known, 1, cutoff=0.85) or not longer:
+            return nearest(unknown, known)
+        return f"; did you mean {' or '.join(longer[:3])}?"
 
 
 def command(main: Callable[..., int]) -> Callable[..., int]:

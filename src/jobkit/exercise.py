@@ -29,11 +29,7 @@ EXERCISES: dict[str, tuple[str, str, Sequence[str]]] = {
     "5.1": ("the whole program", "5-program", ()),
     "6.1": ("training and validation", "6-training", ()),
     "6.2": ("DDP and FSDP train", "6-training", [f"{_STUDY}exercise-6 --gpus 2"]),
-    "7.1": (
-        "a small study",
-        "7-scaling",
-        [f"{_STUDY}exercise-7 --gpus 1 2", "collect exercise-7"],
-    ),
+    "7.1": ("a small study", "7-scaling", [f"{_STUDY}exercise-7 --gpus 1 2", "collect exercise-7"]),
     "7.2": ("its figures and sentences", "7-scaling", ["plot exercise-7"]),
 }
 EPILOG = """examples:
@@ -79,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n'python -m jobkit exercise NUMBER' measures one")
         return Exit.OK
     one_of("exercise", args.number, EXERCISES)
+    _, chapter, commands = EXERCISES[args.number]
     skeleton = skeleton_of(args.number)
     if (args.skeleton or args.check) and not skeleton.exists():
         known = ", ".join(number for number in EXERCISES if skeleton_of(number).exists())
@@ -97,13 +94,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UsageError(f"{args.check}: no such file; --skeleton FILE writes one")
         words = [sys.executable, str(script_of(args.number, "check")), args.check]
         return subprocess.run(words).returncode
-    _, chapter, commands = EXERCISES[args.number]
-    for text in commands or [""]:
-        words = ["-m", "jobkit", *shlex.split(text)] if text else [str(script_of(args.number))]
-        if text:
-            print(f"$ jobkit {text}", flush=True)
-        if subprocess.run([sys.executable, *words]).returncode:
+    for text in commands:
+        print(f"$ jobkit {text}", flush=True)
+        if subprocess.run([sys.executable, "-m", "jobkit", *shlex.split(text)]).returncode:
             return Exit.FAILED
+    own = [sys.executable, str(script_of(args.number))]
+    if not commands and subprocess.run(own).returncode:
+        return Exit.FAILED
     print(f"the answer: docs/exercises/{chapter}.md")
     return Exit.OK
 

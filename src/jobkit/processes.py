@@ -46,8 +46,8 @@ def pid_namespace() -> str:
 
 def identify(pid: int) -> dict[str, Any]:
     """What a file records of a process of this machine, for is_alive()."""
-    record: dict[str, Any] = {"pid": pid, "pid_start": process_start(pid)}
-    return {**record, "pid_ns": pid_namespace(), "host": socket.gethostname()}
+    of_machine = {"pid_ns": pid_namespace(), "host": socket.gethostname()}
+    return {"pid": pid, "pid_start": process_start(pid), **of_machine}
 
 
 def is_alive(record: Mapping[str, Any] | None) -> bool | None:
@@ -55,12 +55,13 @@ def is_alive(record: Mapping[str, Any] | None) -> bool | None:
 
     None: it cannot be told from this machine.
     """
-    pid = (record or {}).get("pid")
-    if not record or type(pid) is not int or pid <= 0:
-        return None if record else False
-    if record.get("host") not in (None, socket.gethostname()):
+    if not record:
+        return False
+    if type(pid := record.get("pid")) is not int or pid <= 0:
         return None
-    if record.get("pid_ns") not in (None, pid_namespace()):  # a container may have the host's name
+    # A container may have the host's name, but not its processes.
+    here = {"host": socket.gethostname(), "pid_ns": pid_namespace()}
+    if any(record.get(name) not in (None, value) for name, value in here.items()):
         return None
     start = process_start(pid)
     return start is not None and record.get("pid_start") in (None, start)
@@ -71,11 +72,8 @@ def is_at_work(job: Mapping[str, Any]) -> bool | None:
 
     None: it cannot be told from this machine.
     """
-    child = job.get("child")
-    known = is_alive(job)
-    if known is False and isinstance(child, Mapping):
-        return is_alive({**job, **child})
-    return known
+    known, child = is_alive(job), job.get("child")
+    return is_alive({**job, **child}) if known is False and isinstance(child, Mapping) else known
 
 
 def is_own(pid: int) -> bool:

@@ -4,12 +4,11 @@ The formulas are those behind the bus bandwidth of nccl-tests (its doc/PERFORMAN
 """
 
 MIB, GIB = 2**20, 2**30  # bytes
-_PASSES = {"all_reduce": 2}  # around the ring: a reduce-scatter, then an all-gather
 
 
 def passes(operation: str) -> int:
-    """How often an operation goes around the ring."""
-    return _PASSES.get(operation, 1)
+    """How often an operation goes around the ring: an all-reduce also gathers what it reduced."""
+    return 2 if operation == "all_reduce" else 1
 
 
 def bus_factor(operation: str, ranks: int) -> float:

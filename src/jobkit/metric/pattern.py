@@ -26,15 +26,20 @@ SPANS = ("step", "interval", "running")
 SECONDS = {"s": 1.0, "sec": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
 MIB = {"kib": 2.0**-10, "mib": 1.0, "gib": 2.0**10}
 MIB |= {"kb": 1e3 / 2**20, "mb": 1e6 / 2**20, "gb": 1e9 / 2**20}
+_SCALES = SECONDS | MIB
 _KEYS = ("program", "source", "contains", "of", "spans", "sample")
-_STEP = ("step", "steps", "iteration", "iter", "global_step")
 _ALIASES = {"loss": "train_loss", "accuracy": "val_accuracy"}
-_UNITS = "|".join(SECONDS)
-_STEP_TIME = re.compile(rf"(?:step_time|iteration_time|time_per_step)_({_UNITS})")
-_DATA_WAIT = re.compile(rf"(?:data_wait|data_time)_({_UNITS})")
-_RATE = re.compile(rf"([a-z]\w*?)_per_({_UNITS})(_per_(?:gpu|rank|device))?")
-_WORK = re.compile(r"([a-z]\w*?)_per_step(_per_(?:gpu|rank|device))?")
-_MEMORY = re.compile(rf"(?:peak_)?memory_({'|'.join(MIB)})")
+_TIME, _ONE_RANK = f"_(?P<in>{'|'.join(SECONDS)})", "(?P<one_rank>_per_(?:gpu|rank|device))?"
+# How a name says its quantity, what is counted, the unit that it is in, and that it is of one rank.
+_NAMES = {
+    "step": "steps?|iteration|iter|global_step",
+    "epoch": "epoch",
+    "step_time": f"(?:step_time|iteration_time|time_per_step){_TIME}",
+    "data_wait": f"(?:data_wait|data_time){_TIME}",
+    "rate": rf"(?P<unit>[a-z]\w*?)_per{_TIME}{_ONE_RANK}",
+    "work": rf"(?P<unit>[a-z]\w*?)_per_step{_ONE_RANK}",
+    "memory": f"(?:peak_)?memory_(?P<in>{'|'.join(MIB)})",
+}
 
 
 @dataclass(frozen=True)
@@ -50,20 +55,13 @@ class Quantity:
 
 def quantity_of(name: str) -> Quantity:
     """The quantity that a name stands for."""
-    plain = name.lower()
-    if plain in _STEP or plain == "epoch":
-        return Quantity("epoch" if plain == "epoch" else "step")
-    if match := _STEP_TIME.fullmatch(plain):
-        return Quantity("step_time", SECONDS[match[1]])
-    if match := _DATA_WAIT.fullmatch(plain):
-        return Quantity("data_wait", SECONDS[match[1]])
-    if match := _RATE.fullmatch(plain):
-        return Quantity("rate", 1 / SECONDS[match[2]], match[1], bool(match[3]))
-    if match := _WORK.fullmatch(plain):
-        return Quantity("work", 1.0, match[1], bool(match[2]))
-    if match := _MEMORY.fullmatch(plain):
-        return Quantity("memory", MIB[match[1]])
-    return Quantity("free", name=_ALIASES.get(plain, name))
+    for kind, pattern in _NAMES.items():
+        if match := re.fullmatch(pattern, name.lower()):
+            parts = match.groupdict()
+            scale = _SCALES.get(parts.get("in", ""), 1.0)
+            scale = 1 / scale if kind == "rate" else scale
+            return Quantity(kind, scale, parts.get("unit", ""), bool(parts.get("one_rank")))
+    return Quantity("free", name=_ALIASES.get(name.lower(), name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +84,11 @@ def load_pattern(source: str | Path, *, new: bool = False) -> Pattern:
     new: as of make_pattern. Raises UsageError for a file that is absent or no pattern.
     """
     path = find_named("pattern", source, PATTERNS)
+    values = read_toml(path)
     try:
-        return make_pattern(read_toml(path), name=path.stem, new=new)
+        return make_pattern(values, name=path.stem, new=new)
     except UsageError as error:
-        raise UsageError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+        raise UsageError(f"{path}: {error}") from None
 
 
 def make_pattern(values: Mapping[str, Any], name: str = "own", *, new: bool = False) -> Pattern:
@@ -113,20 +112,27 @@ def _check(values: Mapping[str, Any], new: bool) -> None:
     for key, text in values.items():
         if not isinstance(text, str):
             raise UsageError(f"{key} must be a string")
-        if key not in _KEYS:
-            quantities |= {group: quantity_of(group) for group in _groups(key, text)}
+        if key in _KEYS:
+            continue
+        try:
+            groups = re.compile(text).groupindex
+        except (re.error, RecursionError, OverflowError) as error:
+            raise UsageError(f"{key} does not compile: {error}") from None
+        if not groups:
+            hint = nearest(key, _KEYS)
+            raise UsageError(f"{key} has no named group, as (?P<step>[0-9]+){hint}")
+        quantities |= {group: quantity_of(group) for group in groups}
     if not quantities:
         raise UsageError("no regular expression in it")
     if not any(q.kind in ("step_time", "rate") for q in quantities.values()):
+        has = ", ".join(quantities)
         raise UsageError(
-            "no group says a time or a rate, as step_time_ms or tokens_per_s; it has "
-            + ", ".join(quantities)
+            f"no group says a time or a rate, as step_time_ms or tokens_per_s; it has {has}"
         )
     for group, quantity in quantities.items():
         if quantity.kind in ("rate", "work") and not quantity.per_rank and "of" not in values:
-            raise UsageError(
-                f"is {group} of all ranks or of one? Add of = 'total' or of = 'per_rank'"
-            )
+            add = "Add of = 'total' or of = 'per_rank'"
+            raise UsageError(f"is {group} of all ranks or of one? {add}")
     if new and "spans" not in values:
         raise UsageError(
             "what does a line's time cover? Add spans = 'step' (one step), 'interval' (the "
@@ -146,15 +152,3 @@ def pattern_of(spec: object, *, new: bool = False) -> Pattern | None:
         return load_pattern(name, new=new)
     values = getattr(spec, "patterns", None)
     return make_pattern(values, new=new) if values else None
-
-
-def _groups(key: str, text: str) -> list[str]:
-    """The named groups of one expression. Raises UsageError where it has none."""
-    try:
-        groups = list(re.compile(text).groupindex)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise UsageError(f"{key} does not compile: {error}") from None
-    if not groups:
-        hint = nearest(key, _KEYS)
-        raise UsageError(f"{key} has no named group, as (?P<step>[0-9]+){hint}")
-    return groups

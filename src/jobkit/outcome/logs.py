@@ -53,9 +53,8 @@ def read_tail(log: Path, size: int = TAIL_BYTES, within: Path | None = None) -> 
 
 
 def open_log(path: Path, study: Path, most: int | None = MOST_READ) -> io.BufferedReader:
-    """Open a log.
+    """Open a log. Raises OSError where it has more than most bytes, or is a link out of the study.
 
-    most: bytes of the file. Raises OSError where it has more, and where it is a link out of the
-    study's folder: in one that somebody else made, that could be any file of this user's.
+    In a study that somebody else made, that could lead to any file of this user's.
     """
     return open_regular(path, most, within=study)

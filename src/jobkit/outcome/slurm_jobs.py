@@ -52,12 +52,9 @@ class Job:
     @property
     def line(self) -> str:
         """One line of evidence."""
-        words = [f"Slurm job {self.job_id}: {self.state}"]
-        words += [f"exit code {self.exit_code}"] if self.exit_code else []
-        words += [f"after {self.elapsed}"] if self.elapsed else []
-        words += [f"on {self.node_list}"] if self.node_list else []
-        words += [f"reason {self.reason}"] if self.reason else []
-        return ", ".join(words)
+        known = {"exit code": self.exit_code, "after": self.elapsed, "on": self.node_list}
+        words = [f"{k} {v}" for k, v in {**known, "reason": self.reason}.items() if v]
+        return ", ".join([f"Slurm job {self.job_id}: {self.state}", *words])
 
 
 def ask(job_ids: Iterable[str], accounting: bool = True) -> dict[str, Job]:
@@ -155,19 +152,13 @@ def read_sacct(text: str) -> dict[str, Job]:
         words = line.split("|")
         if len(words) == 6 and "." not in words[0]:  # else a row of a step
             job_id, state, exit_code, elapsed, nodes, energy = words
+            state, nodes = re.split(r"[ +]", state)[0], "" if nodes == "None assigned" else nodes
+            joules = float(energy) if re.fullmatch(r"\s*[0-9]{1,15}\s*", energy) else 0.0
+            # 0, and the largest numbers of 32 and 64 bits, say that it is not gathered.
+            gathered = joules not in (0, 2**32 - 1, 2**32 - 2)
             job = Job(
-                job_id=job_id,
-                state=re.split(r"[ +]", state)[0],
-                exit_code=exit_code,
-                elapsed=elapsed,
-                node_list="" if nodes == "None assigned" else nodes,
-                energy_j=_joules(energy),
-            )
+                job_id=job_id, state=state, exit_code=exit_code, elapsed=elapsed,
+                node_list=nodes, energy_j=joules if gathered else None,
+            )  # fmt: skip
             jobs |= {i: replace(job, job_id=i) for i in elements(job_id)}
     return jobs
-
-
-def _joules(text: str) -> float | None:
-    """Slurm's ConsumedEnergyRaw; 0 and the largest numbers of 32 and 64 bits: not gathered."""
-    value = int(text) if re.fullmatch(r"[0-9]{1,15}", text.strip()) else 0
-    return float(value) if value and value not in (2**32 - 1, 2**32 - 2) else None
