@@ -74,11 +74,10 @@ def other_writers(folder: Path) -> str:
 
 def _is_private(gid: int) -> bool:
     """Whether a group is this user's own, as many systems make one for each user."""
-    try:
-        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
-    except KeyError:
-        return False
-    return group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
+    with contextlib.suppress(KeyError):
+        user, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(gid)
+        return group.gr_name == user and {*group.gr_mem} <= {user}
+    return False
 
 
 def check_study(folder: Path) -> list[str]:

@@ -147,11 +147,9 @@ class FSDPFacts(Facts):
             "fsdp, full shard": {**plain, "fsdp_reshard_after_forward": True},
             "fsdp, gradients and optimizer": {**plain, "fsdp_reshard_after_forward": False},
         }
-        # One replica per node, or two on one node; none where the ranks do not divide so.
-        nodes, world = settings["nodes"], _world(settings)
-        replicas = int(settings["fsdp_hybrid_replicas"])
-        if replicas == 1:
-            replicas = nodes if nodes > 1 else 2
+        replicas, world = int(settings["fsdp_hybrid_replicas"]), _world(settings)
+        if replicas == 1:  # then one per node, or two on one node, where the ranks divide so
+            replicas = max(2, settings["nodes"])
             if world % replicas or world <= replicas:
                 return modes
         return modes | {"fsdp, hybrid": {"fsdp_hybrid_replicas": replicas}}

@@ -8,9 +8,7 @@ Thakur et al., IJHPCA 19, 2005):
     all-reduce                                        both of them, one after the other
 
 Where the ranks span nodes, the bandwidth is that of the slower kind of link, and of a pass's hops
-as many lie between nodes as there are nodes.
-
-Numbers only: what each strategy sends is in strategies.py.
+as many lie between nodes as there are nodes. What each strategy sends is in strategies.py.
 """
 
 from collections.abc import Iterable
@@ -83,15 +81,12 @@ def waits(messages: Iterable[Message]) -> int:
 
 
 def seconds(messages: Iterable[Message], links: Links) -> float:
-    """Seconds of all messages of a step, one after the other.
-
-    Raises UsageError where a link that they need is not known.
-    """
+    """Seconds of all messages of a step, one after the other."""
     return sum(m.count * message_s(m, links) for m in messages)
 
 
 def message_s(message: Message, links: Links) -> float:
-    """Seconds of one message by the ring's formula."""
+    """Seconds of one message by the ring's formula. Raises UsageError for a link not known."""
     scope = message.scope
     if scope.ranks == 1:
         return 0.0
@@ -111,8 +106,6 @@ def message_s(message: Message, links: Links) -> float:
 
 def _known(link: Link | None, where: str, ranks: str) -> Link:
     if link is None:
-        raise UsageError(
-            f"the link {where} is not known: measure it with `python -m jobkit comm` on ranks "
-            f"{ranks}"
-        )
+        measure = f"measure it with `python -m jobkit comm` on ranks {ranks}"
+        raise UsageError(f"the link {where} is not known: {measure}")
     return link
