@@ -86,7 +86,7 @@ class Parser(argparse.ArgumentParser):
         if not unknown:
             return "; write a command after --, as: -- python train.py"
         stem = unknown[2:] if len(unknown) > 4 and unknown not in known else None
-        longer = [f"'{name}'" for name in known if stem and stem in name]
+        longer = [name for name in known if stem and stem in name]
         if difflib.get_close_matches(unknown, known, 1, cutoff=0.85) or not longer:
             return nearest(unknown, known)
         return f"; did you mean {' or '.join(longer[:3])}?"
