@@ -179,11 +179,13 @@ def test_another_program_is_not_taken_for_the_jobs_and_the_next_port_is(says, mo
             assert isinstance(meet(taken, second, listens=listens, timeout_s=300), Connection)
 
 
+MESSAGES = b'\n{"rank": 0, "host": "n1"}\n{"stage": "facts", "number": 2}\n'
 STRANGERS = {
     "silent": b"",
     "no text": b"\xff\n",
     "long": b"x" * (1 << 20),
-    "the token": b't\n{"rank": 0, "host": "n1"}\n{"stage": "facts", "number": 2}\n',
+    "the token": b"t" + MESSAGES,
+    "a proof of another port": rendezvous._proof("t", 1, "rank").encode() + MESSAGES,
 }
 
 

@@ -63,9 +63,12 @@ class Connection:
         self._socket.close()
 
 
-def _proof(token: str, side: str) -> str:
-    """Return what a side shows to prove that it has the token, which itself is never sent."""
-    return hashlib.sha256(f"{side} {token}".encode()).hexdigest()
+def _proof(token: str, port: int, side: str) -> str:
+    """Return what a side shows to prove that it has the token, which itself is never sent.
+
+    It is of one port: what a stranger at another port was shown proves nothing here.
+    """
+    return hashlib.sha256(f"{side} {port} {token}".encode()).hexdigest()
 
 
 def connect(host: str, port: int, token: str, name: Message) -> Connection:
@@ -78,9 +81,9 @@ def connect(host: str, port: int, token: str, name: Message) -> Connection:
     except OSError as error:
         raise Unreachable(f"port {port}: {error.strerror or error}") from None
     with contextlib.suppress(OSError, ValueError):
-        rendezvous.send_line(_proof(token, "rank"))
+        rendezvous.send_line(_proof(token, port, "rank"))
         rendezvous.send(name)
-        if rendezvous.receive_line(_HELLO_S) == _proof(token, "rendezvous"):
+        if rendezvous.receive_line(_HELLO_S) == _proof(token, port, "rendezvous"):
             return rendezvous
     rendezvous.close()
     raise Unreachable(f"port {port}: another program or another job listens there")
@@ -100,18 +103,20 @@ class Rendezvous:
         threading.Thread(target=self._accept, args=(listener, token), daemon=True).start()
 
     def _accept(self, listener: socket.socket, token: str) -> None:
+        port = listener.getsockname()[1]
+        proofs = (_proof(token, port, "rank"), _proof(token, port, "rendezvous"))
         while True:
             member = Connection(listener.accept()[0])
-            threading.Thread(target=self._serve, args=(member, token), daemon=True).start()
+            threading.Thread(target=self._serve, args=(member, *proofs), daemon=True).start()
 
-    def _serve(self, member: Connection, token: str) -> None:
+    def _serve(self, member: Connection, expected: str, own: str) -> None:
         """Serve one connection until it ends, or breaks the rules."""
         with contextlib.suppress(OSError, ValueError):
-            if member.receive_line(_HELLO_S) == _proof(token, "rank"):
+            if member.receive_line(_HELLO_S) == expected:
                 name = member.receive(_HELLO_S)
                 self._members.add(member)
                 self.connected.append(name)
-                member.send_line(_proof(token, "rendezvous"))
+                member.send_line(own)
                 while True:
                     message = member.receive(None)
                     self._messages[message["stage"]][member] = message
