@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from jobkit.payload import main as payload
 from support.rigs import Start
 
@@ -34,27 +36,34 @@ def test_what_run_sh_asks_before_it_starts_anything(tmp_path, monkeypatch, capsy
         assert f"jobkit: error: --spec spec.json: {line}" in capsys.readouterr().err
 
 
-def test_a_broken_image_is_named(forge: Start, images: Path, tmp_path: Path) -> None:
-    path = images / "train/cat/0000.png"
-    path.write_bytes(path.read_bytes()[:60])
-    words = ["--dataset", f"folder:{images}", "--data-dir", str(tmp_path / "data")]
-    done = forge(2, *words)
-    assert done.codes == [2, 2]
-    errors = [at for at in done.out.splitlines() if at.startswith("jobkit: error: ")]
-    assert errors == [f"jobkit: error: {path}: not a readable image"]
-    assert "Traceback" not in done.out
-    assert not list((tmp_path / "data").rglob("*.pt"))
+CIFAR10 = "cifar10 is not in {tmp}/data, or corrupt there, and cannot be downloaded"
+PREPARE = "run 'python -m jobkit prepare --dataset cifar10 --data-dir {tmp}/data'"
 
 
-def test_no_network_and_no_data_name_the_command_that_helps(forge: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "words", "run", "lines"),
+    [
+        (2, "--dataset folder:{tmp}/images", "run", ["{broken}: not a readable image"]),
+        (2, "--dataset cifar10", "run", [CIFAR10, PREPARE]),
+        (
+            1,
+            "--dataset synthetic --test-samples 4",
+            "file/run",
+            ["/run is not writable: Not a dir"],
+        ),
+    ],
+)
+def test_what_the_ranks_find_is_one_line(forge, images, tmp_path, ranks, words, run, lines) -> None:
+    (tmp_path / "file").touch()
+    broken = images / "train/cat/0000.png"
+    broken.write_bytes(broken.read_bytes()[:60])
     nowhere = {"https_proxy": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9"}
-    done = forge(2, "--data-dir", str(tmp_path / "data"), env=nowhere)
-    assert done.codes == [2, 2]
-    (line,) = [at for at in done.out.splitlines() if at.startswith("jobkit: error: ")]
-    assert f"cifar10 is not in {tmp_path}/data, or corrupt there, and cannot be downloaded" in line
-    assert "run 'python -m jobkit prepare --dataset cifar10 --data-dir " in line
-    assert "Traceback" not in done.out
-    assert not list((tmp_path / "data").rglob("*.gz*"))
+    words = ["--data-dir", str(tmp_path / "data"), *words.format(tmp=tmp_path).split()]
+    done = forge(ranks, *words, run_dir=tmp_path / run, env=nowhere)
+    assert done.codes == [2] * ranks
+    assert done.out.count("jobkit: error: ") == 1 and "Traceback" not in done.out
+    assert all(line.format(tmp=tmp_path, broken=broken) in done.out for line in lines), done.out
+    assert {path.suffix for path in (tmp_path / "data").rglob("*.*")} <= {".lock"}
 
 
 def test_too_few_samples_and_a_wrong_folder_are_told(forge: Start, images: Path) -> None:
@@ -69,25 +78,13 @@ def test_too_few_samples_and_a_wrong_folder_are_told(forge: Start, images: Path)
     assert "was made for another run: epochs is 1 there and 2 here" in second.out
 
 
-def test_a_log_folder_in_a_files_place_is_told(forge: Start, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    words = ["--dataset", "synthetic", "--train-samples", "8", "--test-samples", "4"]
-    done = forge(1, *words, run_dir=tmp_path / "file" / "run")
-    assert done.codes == [2]
-    assert f"jobkit: error: {tmp_path}/file/run is not writable: Not a directory" in done.out
-    assert "Traceback" not in done.out
-
-
 def test_a_dry_run_writes_nothing(forge: Start, images: Path, tmp_path: Path) -> None:
-    data = tmp_path / "data"
+    data, run = tmp_path / "data", tmp_path / "run"
     source = ["--dataset", f"folder:{images}", "--data-dir", str(data)]
-    done = forge(2, *source, "--dry-run", run_dir=tmp_path / "run")
+    done = forge(2, *source, "--dry-run", run_dir=run)
     assert done.codes == [0, 0], done.out
     assert "dry run: ready to train; logits (" in done.out
-    assert "[Rank 1] host" in done.out
-    assert "[METRIC]" not in done.out
-    done = forge(1, "--data-dir", str(data), "--dry-run", run_dir=tmp_path / "run")
-    assert done.codes == [2]
-    assert "cifar10 is not in" in done.out
-    assert not data.exists()
-    assert not (tmp_path / "run").exists()
+    assert "[Rank 1] host" in done.out and "[METRIC]" not in done.out
+    done = forge(1, "--data-dir", str(data), "--dry-run", run_dir=run)
+    assert done.codes == [2] and "cifar10 is not in" in done.out
+    assert not data.exists() and not run.exists()

@@ -20,101 +20,82 @@ from jobkit.payload.same_ranks import checksums, first_apart
 from jobkit.payload.stop import JobGuard
 from jobkit.spec.runspec import Every
 from support.cuts import PER_EPOCH, RUN, actions, kept, write_models
-from support.rigs import ROOT, SMALL, Result, Start, environment
+from support.rigs import ROOT, SMALL, Start, environment
 
-# What sends a signal to itself where it is told to.
-TELLING = """
+MAIN = (sys.executable, "-m", "jobkit.payload.main")
+# A model that has its rank sent a warning, at its start or in one of its evaluations.
+WARNED = """
 import os, signal
 from jobkit.payload.train import Trainer
 from own_models import plain
 
-def warn_in_evaluation(number):
-    told, calls = Trainer.evaluate, []
-    def evaluate(self):
-        calls.append(1)
-        if len(calls) == number:
-            os.kill(os.getpid(), signal.SIGUSR2)
-        return told(self)
-    Trainer.evaluate = evaluate
+evaluate, calls = Trainer.evaluate, []
 
-def in_evaluation():
-    warn_in_evaluation(1)
-    return plain()
-
-def in_last_evaluation():
-    warn_in_evaluation(4)
-    return plain()
-
-def at_start_of_one():
-    if os.environ["RANK"] == "1":
+def warn(where):
+    if os.environ["WARN"] == where:
         os.kill(os.getpid(), signal.SIGUSR2)
+
+def evaluate_warned(self):
+    calls.append(1)
+    warn(f"evaluation {len(calls)}")
+    return evaluate(self)
+
+def model():
+    Trainer.evaluate = evaluate_warned
+    warn(f"rank {os.environ['RANK']}")
     return plain()
 """
-HOW = (*RUN, "--model", "own_models:plain")
 
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_models(tmp_path_factory.mktemp("own"))
-    (folder / "telling.py").write_text(TELLING)
+    (folder / "warned.py").write_text(WARNED)
     return folder
 
 
-def stopped(done: Result, name: str, at: range) -> int:
-    """Where all ranks stopped, the checkpoint saved and all of it told."""
-    assert set(done.codes) == {0}, done.out
-    (saved,) = [iteration for action, iteration in actions(done) if action == "saved"]
-    assert saved in at
-    assert kept(done) == [f"{saved:08d}-0"]
-    assert done.outcome
-    assert (done.outcome["status"], done.outcome["exit_code"]) == ("preempted", Exit.AGAIN)
-    assert done.outcome["reason"] == f"SIG{name} after iteration {saved}, checkpoint saved"
-    end = done.record("run_end")
-    assert (end["status"], end["reason"]) == ("preempted", done.outcome["reason"])
-    return saved
-
-
 @pytest.mark.parametrize(
-    ("ranks", "model", "fault", "at"),
+    ("ranks", "fault", "warn", "name", "at"),
     [
-        (3, "own_models:plain", "term@8:1", range(8, 11)),
-        (2, "own_models:plain", "usr1@8:1", range(8, 11)),
-        (2, "telling:at_start_of_one", "", range(1, 4)),
-        (2, "telling:in_evaluation", "", range(PER_EPOCH, PER_EPOCH + 4)),
+        (3, "term@8:1", "", "TERM", range(8, 11)),
+        (2, "usr1@8:1", "", "USR1", range(8, 11)),
+        (2, "", "rank 1", "USR2", range(1, 4)),
+        (2, "", "evaluation 1", "USR2", range(PER_EPOCH, PER_EPOCH + 4)),
     ],
 )
 def test_a_signal_to_one_rank_stops_all(
-    forge: Start, own: Path, ranks: int, model: str, fault: str, at: range
+    forge: Start, own: Path, ranks: int, fault: str, warn: str, name: str, at: range
 ) -> None:
-    words = (*RUN, "--model", model, "--strategy", "fsdp")
-    done = forge(ranks, *words, cwd=str(own), env={"JOBKIT_FAULT": fault})
-    stopped(done, fault.partition("@")[0].upper() or "USR2", at)
+    words = (*RUN, "--model", "warned:model", "--strategy", "fsdp")
+    done = forge(ranks, *words, cwd=str(own), env={"JOBKIT_FAULT": fault, "WARN": warn})
+    assert set(done.codes) == {0}, done.out
+    (saved,) = [iteration for action, iteration in actions(done) if action == "saved"]
+    assert saved in at and kept(done) == [f"{saved:08d}-0"]
+    outcome, end = done.outcome or {}, done.record("run_end")
+    assert (outcome["status"], outcome["exit_code"]) == ("preempted", Exit.AGAIN)
+    assert outcome["reason"] == f"SIG{name} after iteration {saved}, checkpoint saved"
+    assert (end["status"], end["reason"]) == ("preempted", outcome["reason"])
 
 
 def test_a_signal_in_the_last_evaluation_comes_too_late(forge: Start, own: Path) -> None:
-    done = forge(2, *RUN, "--model", "telling:in_last_evaluation", cwd=str(own))
+    words = (*RUN, "--model", "warned:model")
+    done = forge(2, *words, cwd=str(own), env={"WARN": "evaluation 4"})
     assert done.codes == [0, 0], done.out
-    assert done.outcome
-    assert (done.outcome["status"], done.outcome["exit_code"]) == ("ok", 0)
-    assert kept(done) == []
+    outcome = done.outcome or {}
+    assert (outcome["status"], outcome["exit_code"], kept(done)) == ("ok", 0, [])
 
 
 def test_without_a_folder_the_code_says_it(own: Path) -> None:
-    words = [*HOW, "--strategy", "single", "--data-dir", str(own)]
-    done = subprocess.run(
-        [sys.executable, "-m", "jobkit.payload.main", *words],
-        env=environment(PYTHONPATH=f"{ROOT / 'src'}", JOBKIT_FAULT="usr2@3"),
-        cwd=own,
-    )
+    words = [*RUN, "--model", "own_models:plain", "--strategy", "single", "--data-dir", str(own)]
+    env = environment(PYTHONPATH=str(ROOT / "src"), JOBKIT_FAULT="usr2@3")
+    done = subprocess.run([*MAIN, *words], env=env, cwd=own)
     assert done.returncode == Exit.AGAIN
 
 
 def test_term_while_it_starts_ends_at_once(tmp_path: Path) -> None:
     run = RunPaths(tmp_path / "run")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "jobkit.payload.main", *SMALL, "--run-dir", str(run.folder)],
-        env=environment(PYTHONPATH=str(ROOT / "src"), JOBKIT_DATA_DIR=str(tmp_path)),
-    )
+    env = environment(PYTHONPATH=str(ROOT / "src"), JOBKIT_DATA_DIR=str(tmp_path))
+    process = subprocess.Popen([*MAIN, *SMALL, "--run-dir", str(run.folder)], env=env)
     while "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
         assert process.poll() is None
         time.sleep(0.01)  # it is importing torch, which takes longer
@@ -226,31 +207,27 @@ FLIP_RUN += ("--model", "flips:Model", "--check-ranks", "5")
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "code", "line"),
     [
-        ("ddp",),
-        pytest.param(("fsdp", "--fsdp-hybrid-replicas", "2"), marks=pytest.mark.long),
+        (("ddp",), 4, "[rank1] --check-ranks: after iteration 10 rank 1 has"),
+        (("fsdp",), 0, "no parameter is on two ranks: nothing is compared"),
+        pytest.param(
+            *(("fsdp", "--fsdp-hybrid-replicas", "2"), 4, "[rank1] --check-ranks: after"),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_the_rank_that_differs_is_named(
-    forge: Start, tmp_path: Path, words: tuple[str, ...]
+    forge: Start, tmp_path: Path, words: tuple[str, ...], code: int, line: str
 ) -> None:
     (tmp_path / "flips.py").write_text(FLIPS)
     done = forge(2, *FLIP_RUN, "--strategy", *words, cwd=str(tmp_path))
-    assert done.codes == [4, 4], done.out
-    assert done.outcome is not None
-    assert done.outcome["exit_code"] == 4
-    assert "after iteration 10 rank 1 has other parameters than rank 0" in done.outcome["reason"]
-    assert "second.weight first" in done.outcome["reason"]
-    assert "[rank1] --check-ranks: after iteration 10" in done.out
-    assert "Traceback" not in done.out
-
-
-def test_what_is_on_one_rank_only_is_not_compared(forge: Start, tmp_path: Path) -> None:
-    (tmp_path / "flips.py").write_text(FLIPS)
-    done = forge(2, *FLIP_RUN, "--strategy", "fsdp", cwd=str(tmp_path))
-    assert done.codes == [0, 0], done.out
-    assert "no parameter is on two ranks: nothing is compared" in done.out
+    assert done.codes == [code, code], done.out
+    assert line in done.out and "Traceback" not in done.out
+    outcome = done.outcome or {}
+    assert outcome["exit_code"] == code
+    other = "after iteration 10 rank 1 has other parameters than rank 0, second.weight first"
+    assert (other in outcome["reason"]) == bool(code)
 
 
 A, B = ("a", ()), ("b", (1,))
