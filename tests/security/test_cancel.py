@@ -75,7 +75,7 @@ def test_a_launcher_is_ended_in_its_own_study_only(plan: Plan, whose: str, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("job_id", "shown", "ended"),
+    ("job_id", "shown", "ended"),  # shown: the job, whose it is, and its name, as Slurm says it
     [
         ("17", "17|{uid}|theirs", True),
         ("17", "17|{uid}|theirs-collect", True),
@@ -88,7 +88,6 @@ def test_a_launcher_is_ended_in_its_own_study_only(plan: Plan, whose: str, tmp_p
 def test_only_own_jobs_of_the_study_are_ended(
     plan: Plan, tmp_path: Path, monkeypatch: Any, job_id: str, shown: str, ended: bool
 ) -> None:
-    """shown: the job, whose it is, and its name, as Slurm says it."""
     calls, place = tmp_path / "calls", tmp_path / "bin"
     place.mkdir()
     calls.touch()

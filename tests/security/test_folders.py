@@ -6,6 +6,7 @@ import struct
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from jobkit import permissions
 from jobkit.errors import UsageError
 from jobkit.launch import cli, launcher
 from jobkit.launch.command import LaunchRequest
+from jobkit.spec.runspec import RunSpec
 from jobkit.spec.study import Plan
 from support.fake_study import make_plan, whole_run
 from support.hostile import in_child
@@ -144,14 +146,6 @@ def test_a_project_whose_folder_another_user_owns_is_one_note(shared: Path) -> N
     assert said.startswith(f"{shared}: its owner, another user, may write")
 
 
-@as_root
-def test_a_strangers_folder_is_not_taken_as_ones_own(shared: Path) -> None:
-    (shared / "x").mkdir()
-    os.chown(shared / "x", ALICE, ALICE)
-    with pytest.raises(UsageError, match="somebody else"):
-        permissions.private_folder(shared / "x")
-
-
 def test_a_folder_of_ones_own_is_closed_and_no_link(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir(mode=0o777)
     give_acl(tmp_path / "x")
@@ -161,28 +155,50 @@ def test_a_folder_of_ones_own_is_closed_and_no_link(tmp_path: Path) -> None:
         permissions.private_folder(tmp_path / "link")
 
 
-@pytest.mark.parametrize("umask", [0o000, 0o077])
-def test_what_a_command_makes_is_closed_to_others(tmp_path: Path, umask: int) -> None:
+def test_the_compilers_cache_is_a_folder_of_ones_own(tmp_path, monkeypatch) -> None:
+    """Torch's default in /tmp anybody can make first, and leave pickles there."""
+    cpu = pytest.importorskip("torch").device("cpu")
+    from jobkit.payload.model import build_model
+    from jobkit.payload.place import RankEnv
+    from jobkit.payload.strategies.local import Single
+
+    spec = RunSpec(strategy="single", model="mlp", device="cpu", compile=True)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/mine")
+    Single(spec, RankEnv(), cpu).setup(build_model(spec, 10))
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/mine"
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    Single(spec, RankEnv(), cpu).setup(build_model(spec, 10))
+    own = tmp_path / f"jobkit-{os.geteuid()}"
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == f"{own}/torchinductor"
+    assert own.stat().st_mode & 0o777 == 0o700
+
+
+@contextmanager
+def umask_of(umask: int) -> Iterator[None]:
     before = os.umask(umask)
     try:
-        with permissions.closed_to_others():
-            (tmp_path / "a").mkdir()
-            (tmp_path / "a" / "x.json").touch()
-            subprocess.run(["mkdir", str(tmp_path / "a" / "child")], check=True)
+        yield
     finally:
         after = os.umask(before)
     assert after == umask
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_what_a_command_makes_is_closed_to_others(tmp_path: Path, umask: int) -> None:
+    with umask_of(umask), permissions.closed_to_others():
+        (tmp_path / "a").mkdir()
+        (tmp_path / "a" / "x.json").touch()
+        subprocess.run(["mkdir", str(tmp_path / "a" / "child")], check=True)
     modes = {p.name: p.stat().st_mode & 0o777 for p in tmp_path.rglob("*")}
     folders = 0o755 & ~umask
     assert modes == {"a": folders, "child": folders, "x.json": 0o644 & ~umask}
 
 
 def test_a_plan_that_is_saved_from_python_is_closed_to_others(plan: Plan) -> None:
-    new, before = make_plan("new"), os.umask(0)
-    try:
+    new = make_plan("new")
+    with umask_of(0):
         new.save()
-    finally:
-        os.umask(before)
     assert not {p.stat().st_mode & 0o022 for p in (new.paths.folder, new.paths.plan)} - {0}
 
 

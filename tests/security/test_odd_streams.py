@@ -10,15 +10,14 @@ from pathlib import Path
 from jobkit.paths import RunPaths, StudyPaths
 from jobkit.payload.report import Reporter
 from support.fake_study import make_plan
-from support.place import ROOT
+from support.place import ROOT, until
 
 STUDY = "run_benchmarks.py --site local --gpus 1 --repeats 1 --name s -- sleep 1"  # not a training
 
 
 def shell(line: str, **environ: str) -> "subprocess.CompletedProcess[str]":
-    words = ["bash", "-c", line]
-    env = {**os.environ, **environ}
-    return subprocess.run(words, capture_output=True, text=True, timeout=800, env=env)
+    how = {"env": {**os.environ, **environ}, "capture_output": True, "text": True}
+    return subprocess.run(["bash", "-c", line], timeout=800, **how)
 
 
 def test_a_reader_that_leaves_is_no_error_and_ends_a_watch() -> None:
@@ -60,9 +59,7 @@ def test_a_study_started_with_nohup_outlives_the_hangup(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with log.open("w") as out:
         study = subprocess.Popen(["bash", "-c", command], stdout=out, stderr=out)
-        deadline = time.monotonic() + 400
-        while "started:" not in log.read_text() and time.monotonic() < deadline:
-            time.sleep(0.1)
+        until(lambda: "started:" in log.read_text(), timeout=400)
         time.sleep(1)  # until it follows the study
         study.send_signal(signal.SIGHUP)
         assert study.wait(200) == 0, log.read_text()
