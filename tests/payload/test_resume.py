@@ -4,8 +4,9 @@ import os
 import random
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -122,74 +123,61 @@ def straight(forge: Start, own: Path) -> Result:
     return forge(1, *PLAIN, "--strategy", "single", cwd=str(own))
 
 
-def cut_at_8(forge: Start, own: Path, ranks: int, *words: str) -> Result:
-    """A run that was killed in the middle of its second epoch."""
-    rank = random.Random(str(words)).randrange(ranks)
-    done = forge(
-        ranks, *PLAIN, *words, "--checkpoint-every", "4", cwd=str(own),
-        env={"JOBKIT_FAULT": f"kill@{SAVED + 1}:{rank}", "JOBKIT_SEEN": f"cut{ranks}"},
-    )  # fmt: skip
-    assert actions(done) == [("saved", 4), ("saved", SAVED)], done.out
-    return done
-
-
 @pytest.fixture(scope="module")
-def cut(forge: Start, own: Path) -> Result:
-    return cut_at_8(forge, own, 4, "--strategy", "ddp")
+def cut_at_8(forge: Start, own: Path) -> Callable[[str, int], Result]:
+    """A run that was killed in the middle of its second epoch; made once of a kind."""
+
+    @cache
+    def make(strategy: str, ranks: int) -> Result:
+        fault = {
+            "JOBKIT_FAULT": f"kill@{SAVED + 1}:{ranks - 1}",
+            "JOBKIT_SEEN": f"cut-{strategy}{ranks}",
+        }
+        words = (*PLAIN, "--strategy", strategy, "--checkpoint-every", "4")
+        done = forge(ranks, *words, cwd=str(own), env=fault)
+        assert actions(done) == [("saved", 4), ("saved", SAVED)], done.out
+        return done
+
+    return make
 
 
-def used_before(own: Path) -> list[int]:
-    """The samples of the second epoch that the checkpoint of 4 ranks has behind it."""
-    return seen(own, "cut4", 4, SECOND, lambda step: step < SAVED)
-
-
-def near(result: Result, straight: Result) -> None:
-    """The epochs from the second on are those of the run that was never cut, but for rounding."""
-    wanted = [m[:3] for m in measured(straight) if m[0] >= SECOND]
-    assert [m[:3] for m in measured(result)] == [
-        pytest.approx(m, rel=EXACT["float32"]) for m in wanted
-    ]
+@pytest.fixture
+def cut(cut_at_8: Callable[[str, int], Result]) -> Result:
+    return cut_at_8("ddp", 4)
 
 
 @pytest.mark.parametrize(
-    ("ranks", "strategy"),
+    ("written", "ranks", "strategy", "readers"),
     [
-        *((3, "ddp"), (2, "fsdp"), (1, "single"), (2, "pp")),
-        *(pytest.param(n, "ddp", marks=pytest.mark.long) for n in (1, 2, 8)),
+        *(
+            ("ddp", 4, "ddp", 3),
+            ("ddp", 4, "fsdp", 2),
+            ("ddp", 4, "single", 1),
+            ("ddp", 4, "pp", 2),
+        ),
+        ("fsdp", 2, "ddp", 3),
+        *(pytest.param("ddp", 4, "ddp", n, marks=pytest.mark.long) for n in (1, 2, 8)),
+        pytest.param("pp", 2, "single", 1, marks=pytest.mark.long),
     ],
 )
-def test_written_by_ddp_at_4_ranks(
-    forge: Start, own: Path, cut: Result, straight: Result, ranks: int, strategy: str
-) -> None:
-    name = f"{strategy}{ranks}"
-    done = forge(
-        ranks, *PLAIN, "--strategy", strategy, "--resume-from", str(cut.paths.folder),
-        cwd=str(own), env={"JOBKIT_SEEN": name},
-    )  # fmt: skip
-    assert done.codes == [0] * ranks, done.out
-    assert actions(done) == [("loaded", SAVED)]
-    near(done, straight)
-    if strategy != "pp":  # whose ranks all get the samples of their pipeline
-        after = seen(own, name, ranks, SECOND)
-        assert sorted(used_before(own) + after) == list(range(SAMPLES))
-        assert seen(own, name, ranks, SECOND + 1) == list(range(SAMPLES))
-
-
-@pytest.mark.parametrize(
-    ("written", "ranks", "read", "readers"),
-    [("fsdp", 2, "ddp", 3), pytest.param("pp", 2, "single", 1, marks=pytest.mark.long)],
-)
-def test_written_by_another_strategy(
-    forge: Start, own: Path, straight: Result, written: str, ranks: int, read: str, readers: int
-) -> None:
-    before = cut_at_8(forge, own, ranks, "--strategy", written)
-    done = forge(
-        readers, *PLAIN, "--strategy", read, "--resume-from", str(before.paths.folder),
-        cwd=str(own),
-    )  # fmt: skip
+def test_written_by_others_at_other_ranks(
+    forge: Start, own: Path, cut_at_8: Callable[[str, int], Result], straight: Result,
+    written: str, ranks: int, strategy: str, readers: int,
+) -> None:  # fmt: skip
+    words = ("--strategy", strategy, "--resume-from", str(cut_at_8(written, ranks).paths.folder))
+    name = f"{written}-{strategy}{readers}"
+    done = forge(readers, *PLAIN, *words, cwd=str(own), env={"JOBKIT_SEEN": name})
     assert done.codes == [0] * readers, done.out
+    assert actions(done) == [("loaded", SAVED)]
     assert f"written by {written} at {ranks} ranks" in done.out
-    near(done, straight)
+    # The epochs from the second on are those of the run that was never cut, but for rounding.
+    wanted = [m[:3] for m in measured(straight) if m[0] >= SECOND]
+    close = [pytest.approx(m, rel=EXACT["float32"]) for m in wanted]
+    assert [m[:3] for m in measured(done)] == close
+    if "pp" not in (strategy, written):  # whose ranks all get the samples of their pipeline
+        before = seen(own, f"cut-{written}{ranks}", ranks, SECOND, lambda step: step < SAVED)
+        assert sorted(before + seen(own, name, readers, SECOND)) == list(range(SAMPLES))
+        assert seen(own, name, readers, SECOND + 1) == list(range(SAMPLES))
 
 
 def test_other_batches_see_what_is_left_of_the_epoch_once(
@@ -209,7 +197,7 @@ def test_other_batches_see_what_is_left_of_the_epoch_once(
         assert torch.equal(final(done)[f"rank.{rank}.random.cpu"], begun)
     batches = Batches(SAMPLES, 16, 0, 1, 1, seed=0).epoch(SECOND)
     first = [i for _ in range(2) for i in next(batches).micro_batches[0].tolist()]
-    assert used_before(own) == sorted(first)
+    assert seen(own, "cut-ddp4", 4, SECOND, lambda step: step < SAVED) == sorted(first)
     assert sorted(first + seen(own, "weak", 3, SECOND)) == list(range(SAMPLES))
     assert seen(own, "weak", 3, SECOND + 1) == list(range(SAMPLES))
     (epoch, *_) = done.records("epoch")
