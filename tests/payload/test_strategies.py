@@ -19,8 +19,8 @@ from jobkit.payload.strategies.blocks import checkpoint_blocks
 from jobkit.payload.strategies.fsdp import FSDP
 from jobkit.payload.strategies.local import Single
 from jobkit.payload.strategies.pipeline import Pipeline
+from jobkit.spec.runspec import STRATEGIES as NAMES
 from jobkit.spec.runspec import RunSpec
-from jobkit.spec.settings import STRATEGIES as NAMES
 from support.fake_cuda import GPU, Operations
 
 CPU = torch.device("cpu")

@@ -25,7 +25,7 @@ from jobkit.errors import Exit
 from jobkit.launch import start
 from jobkit.launch.cli import DEFAULT_STUDY
 from jobkit.spec.options import with_words
-from jobkit.spec.settings import STRATEGIES
+from jobkit.spec.runspec import STRATEGIES
 from jobkit.spec.study import Study
 
 CHAPTERS = sorted((ROOT / "docs" / "exercises").glob("*.md"))

@@ -13,8 +13,7 @@ from jobkit.errors import UsageError
 from jobkit.files import read_text
 from jobkit.paths import read_json
 from jobkit.spec.command import Value
-from jobkit.spec.runspec import SETTINGS, TYPES, check_keys, overridden
-from jobkit.spec.settings import Settings
+from jobkit.spec.runspec import SETTINGS, TYPES, RunSpec, check_keys, overridden
 from jobkit.spec.study import Study
 
 _BOOLS = {"true": True, "false": False}
@@ -47,7 +46,7 @@ def add_spec_arguments(parser: argparse.ArgumentParser, skip: tuple[str, ...] = 
     RunSpec checks their values.
     """
     title, group = "", None
-    for f in fields(Settings):
+    for f in fields(RunSpec):
         if f.metadata["group"]:
             title, group = f.metadata["group"], None
         if f.metadata["option"] and f.name not in skip:

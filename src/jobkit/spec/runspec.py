@@ -1,4 +1,8 @@
-"""RunSpec: everything that defines one planned training."""
+"""RunSpec: the settings of one training.
+
+Its fields are the only place where a setting is written down: the payload's options, the keys of a
+study's TOML file, spec.json and the columns of results.csv follow from them.
+"""
 
 import hashlib
 import json
@@ -9,11 +13,14 @@ from dataclasses import Field, dataclass, fields, replace
 from typing import Any, ClassVar, TypeVar
 
 from jobkit.errors import UsageError, nearest, one_of
-from jobkit.spec import settings as rules
 from jobkit.spec.dataset import WITH_PATH
-from jobkit.spec.settings import DEFAULT_GLOBAL_BATCH_SIZE, Settings
+from jobkit.spec.settings import check_fields, plain_type, setting
 from jobkit.spec.strategies import FACTS
 
+STRATEGIES = tuple(FACTS)
+COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
+SCHEDULES = ("gpipe", "1f1b", "interleaved")
+DEFAULT_GLOBAL_BATCH_SIZE = 512
 ONE_RANK = tuple(name for name, facts in FACTS.items() if facts.one_rank)
 MODELS = ("cnn", "fast_cnn", "resnet18", "mlp")
 DATASETS = ("cifar10", "synthetic")
@@ -87,18 +94,175 @@ class Every:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSpec(Settings, AnyRun):
-    """One planned training: a strategy at a size, one repeat.
+class RunSpec(AnyRun):
+    """One planned training: a strategy at a size, one repeat. group: one of a help begins there.
 
     Raises UsageError, naming the setting and what it may be, for a value out of its range.
     """
+
+    nodes: int = setting(1, "number of nodes", low=1, option=False, group="run")
+    ranks_per_node: int = setting(1, "ranks per node: one per GPU", low=1, option=False)
+    repeat: int = setting(0, "index of this repeat of the same settings", low=0)
+    strategy: str = setting("ddp", "parallel strategy", choices=STRATEGIES)
+    epochs: int = setting(5, "passes over the training samples", low=1)
+    max_steps: int | None = setting(None, "optimizer steps after which a run ends as ok", low=1)
+    seed: int = setting(0, "seed of weights, order and augmentation", low=0, high=2**31 - 1)
+    device: str = setting(
+        "auto", "cuda, cpu, or auto: a GPU if there is one", choices=("auto", "cpu", "cuda")
+    )
+    threads: int = setting(0, "CPU threads per rank (0: the rank's share of the cores)", low=0)
+    timeout_s: float = setting(600.0, "timeout of a collective in seconds", low=1.0)
+    model: str = setting(
+        "cnn", "cnn, fast_cnn, resnet18, mlp, or package.module:factory for your own", group="model"
+    )
+    hidden: int | None = setting(
+        None, "mlp: units of each hidden layer (default: 512 and 256, times --width)", low=1
+    )
+    width: int = setting(1, "factor on the model's channels or hidden units", low=1, high=256)
+    precision: str = setting(
+        "auto",
+        "precision of the compute; auto: bf16 on a GPU that has it, else fp32",
+        choices=("auto", "fp32", "bf16", "fp16"),
+    )
+    fp32: str = setting(
+        "auto",
+        "GPU: fp32 of convolutions and matrix products; auto: tf32, with --deterministic ieee",
+        choices=("auto", "ieee", "tf32"),
+    )
+    deterministic: bool = setting(
+        False, "GPU: the same bits in each run on the same GPUs and software; slower, fp32"
+    )
+    channels_last: bool = setting(True, "channels-last memory format, if the model supports it")
+    compile: bool = setting(False, "torch.compile the model; check that it is faster")
+    compile_mode: str = setting(
+        "default",
+        "mode of torch.compile; reduce-overhead: CUDA graphs, for steps bound by the host",
+        choices=("default", "reduce-overhead", "max-autotune"),
+    )
+    activation_checkpointing: bool = setting(
+        False, "recompute each block's activations in the backward pass"
+    )
+    dataset: str = setting(
+        "cifar10",
+        "cifar10, synthetic, folder:PATH (a directory), or idx:PATH (MNIST's files)",
+        group="data and batches",
+    )
+    data_dir: str | None = setting(
+        None, "directory of data and prepared caches (default: $JOBKIT_DATA_DIR)", identity=False
+    )
+    train_samples: int | None = setting(None, "training samples: at most N; synthetic: N", low=1)
+    test_samples: int | None = setting(None, "test samples: at most N; synthetic: N", low=1)
+    train_split: float | None = setting(
+        None,
+        "share of the training samples that train; the others are the test samples",
+        low=0.001,
+        high=0.999,
+    )
+    augment: bool = setting(True, "random crop within a border of 4 pixels, and horizontal flip")
+    global_batch_size: int | None = setting(
+        None,
+        f"samples in one optimizer step over all ranks (default {DEFAULT_GLOBAL_BATCH_SIZE}); "
+        "fixed: strong scaling",
+        low=1,
+    )
+    batch_size_per_rank: int | None = setting(
+        None, "samples in one optimizer step on each rank; fixed: weak scaling", low=1
+    )
+    accumulate: int = setting(1, "gradient accumulation: microbatches per optimizer step", low=1)
+    eval_batch_size: int = setting(500, "samples in one evaluation batch on each rank", low=1)
+    optimizer: str = setting(
+        "sgd", "optimizer", choices=("sgd", "adam", "adamw"), group="optimizer"
+    )
+    lr: float = setting(0.05, "peak learning rate, before --lr-scaling", low=0.0)
+    momentum: float = setting(0.9, "momentum of SGD", low=0.0, high=1.0)
+    weight_decay: float = setting(5e-4, "weight decay", low=0.0)
+    lr_schedule: str = setting(
+        "onecycle", "learning rate schedule", choices=("onecycle", "cosine", "constant")
+    )
+    lr_scaling: str = setting(
+        "none",
+        "scale --lr with global batch / --lr-base-batch-size",
+        choices=("none", "linear", "sqrt"),
+    )
+    lr_base_batch_size: int = setting(256, "the batch size that --lr was tuned for", low=1)
+    speed_run: bool = setting(False, "the speed run's techniques (docs/recipe.md)")
+    clip_norm: float | None = setting(None, "largest global norm of the gradients", low=0.0)
+    ddp_bucket_mib: float = setting(
+        25.0, "ddp: bucket size of the all-reduce in MiB", low=0.001, group="strategy ddp"
+    )
+    ddp_find_unused_parameters: bool = setting(False, "ddp: find unused parameters in each pass")
+    ddp_comm_hook: str = setting(
+        "none", "ddp: compress gradients before they are sent", choices=COMM_HOOKS
+    )
+    sync_batchnorm: bool = setting(False, "ddp: batch normalisation over all ranks; needs GPUs")
+    fsdp_wrap: str | None = setting(
+        None,
+        "fsdp: module classes that become sharding units, as A,B (instead of by size)",
+        group="strategy fsdp",
+    )
+    fsdp_group_mib: float = setting(
+        4.0, "fsdp: MiB of parameters to which blocks are merged (0: each on its own)", low=0.0
+    )
+    fsdp_reshard_after_forward: bool = setting(
+        True, "fsdp: free the gathered parameters after the forward pass"
+    )
+    fsdp_reduce_fp32: bool = setting(True, "fsdp: reduce gradients in fp32 at any precision")
+    fsdp_cpu_offload: bool = setting(False, "fsdp: keep parameters and optimizer on the CPU")
+    fsdp_hybrid_replicas: int = setting(
+        1, "fsdp: HSDP replicas (the number of nodes: shard inside each node)", low=1
+    )
+    fsdp_prefetch: int = setting(0, "fsdp: prefetch depth in blocks (0: torch's default)", low=0)
+    pipeline_stages: int | None = setting(
+        None, "pp: ranks per pipeline (default: all)", low=1, group="strategies pp and mp"
+    )
+    pipeline_schedule: str = setting("1f1b", "pp: order of the microbatches", choices=SCHEDULES)
+    pipeline_split: str | None = setting(
+        None, "pp, mp: names of the modules that begin the second and later stages, as A,B"
+    )
+    microbatches: int | None = setting(
+        None, "pp: microbatches per batch (default: at least one per stage)", low=1
+    )
+    checkpoint_every: str | None = setting(
+        None,
+        "checkpoint interval: epoch, 200 (iterations), 30s, 10m or 1h (default: none)",
+        identity=False,
+        group="checkpoints",
+    )
+    checkpoint_keep: int = setting(2, "number of checkpoints to keep", low=1, identity=False)
+    checkpoint_async: bool | None = setting(
+        None, "write checkpoints in the background (default: on GPUs)", identity=False
+    )
+    checkpoint_checksums: bool = setting(
+        False, "read each file of a checkpoint again for its SHA-256", identity=False
+    )
+    stop_signal: str = setting(
+        "USR2",
+        "signal on which a run saves a checkpoint and ends",
+        choices=("USR1", "USR2"),
+        identity=False,
+    )
+    warmup_iterations: int = setting(
+        5, "first iterations, which are not timed", low=0, group="measurement"
+    )
+    why: int = setting(
+        5,
+        "steps that are profiled at each of a few places, to say where the time goes (0: none)",
+        low=0,
+        identity=False,
+    )
+    check_ranks: int = setting(
+        0,
+        "iterations after which the ranks' parameters are compared; code 4 where they differ",
+        low=0,
+        identity=False,
+    )
 
     # Settings that the program decides by its device where they have these values.
     left_to_device: ClassVar[Mapping[str, Any]] = {"precision": "auto", "fp32": "auto"}
     parameters: ClassVar[Mapping[str, Any]] = {}  # of a command alone
 
     def __post_init__(self) -> None:
-        rules.check_fields(self)
+        check_fields(self)
         if self.global_batch_size is not None and self.batch_size_per_rank is not None:
             raise UsageError("give --global-batch-size or --batch-size-per-rank, not both")
         if ":" not in self.model:
@@ -187,7 +351,7 @@ _META: dict[str, Mapping[str, Any]] = {f.name: f.metadata for f in fields(RunSpe
 OF_IDENTITY = frozenset(name for name, meta in _META.items() if meta["identity"])
 SETTINGS: tuple[str, ...] = tuple(_META)
 # The type of each setting, of one that may be left out (None) without that.
-TYPES = {n: rules.plain_type(hint)[0] for n, hint in typing.get_type_hints(RunSpec).items()}
+TYPES = {n: plain_type(hint)[0] for n, hint in typing.get_type_hints(RunSpec).items()}
 
 
 def overridden(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -61,8 +61,8 @@ from jobkit.spec.command import (
     resolve_all,
     used,
 )
-from jobkit.spec.runspec import ONE_RANK, SETTINGS, RunSpec, check_keys, overridden
-from jobkit.spec.settings import STRATEGIES, check_fields, setting
+from jobkit.spec.runspec import ONE_RANK, SETTINGS, STRATEGIES, RunSpec, check_keys, overridden
+from jobkit.spec.settings import check_fields, setting
 from jobkit.spec.strategies import owners
 
 STUDIES = REPOSITORY / "hpc" / "studies"

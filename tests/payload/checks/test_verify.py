@@ -15,7 +15,7 @@ from jobkit.checks.verify.cases import CASES, Case, cases_of
 from jobkit.checks.verify.rank import Difference, largest
 from jobkit.errors import Exit
 from jobkit.payload.train import Trainer
-from jobkit.spec.settings import STRATEGIES
+from jobkit.spec.runspec import STRATEGIES
 from support.codes import code_of
 
 pytestmark = pytest.mark.usefixtures("fork_server")

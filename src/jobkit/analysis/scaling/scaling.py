@@ -30,8 +30,7 @@ from jobkit.analysis.tables.frames import Row, frame
 from jobkit.analysis.tables.series import SAME, faults
 from jobkit.analysis.tables.text import counted
 from jobkit.errors import UsageError
-from jobkit.spec.runspec import ONE_RANK
-from jobkit.spec.settings import STRATEGIES
+from jobkit.spec.runspec import ONE_RANK, STRATEGIES
 
 OWN_BASE = "the same strategy and settings at the smallest measured size"
 SERIAL_BASE = "the serial run of the study"

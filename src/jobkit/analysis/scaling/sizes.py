@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from jobkit.analysis.tables.frames import Row, records
-from jobkit.spec.settings import STRATEGIES
+from jobkit.spec.runspec import STRATEGIES
 
 IMAGES = "images/s"  # the unit of a training on images, which is jobkit's own
 RUNS = "runs/h"  # of a command of which nothing else is known

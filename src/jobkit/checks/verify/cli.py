@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from jobkit.errors import Exit, Parser, UsageError, command, whole
 from jobkit.gpus import count_gpus, hide_gpus
-from jobkit.spec.settings import STRATEGIES
+from jobkit.spec.runspec import STRATEGIES
 
 EPILOG = """examples:
   python -m jobkit verify
