@@ -26,12 +26,9 @@ examples:
   sbatch --nodes=2 run.sh                   submit jobs as on any cluster
   hpc/minicluster down                      end the cluster and remove all its files
 
-  hpc/minicluster up --no-accounting        starts in a second; no sacct
-  hpc/minicluster up --preemption           partition `urgent` preempts jobs of `batch`
   sudo hpc/minicluster up --netns           each node with its own address and host name
   hpc/minicluster kill n2 --jobs            power loss of a node; kill n2: only its slurmd
   hpc/minicluster start n2                  restart its slurmd
-  hpc/minicluster up --memory-limits        jobs over their --mem are killed
   hpc/minicluster up --dir /tmp/second      a second cluster beside the first
 
 exit codes: 0 ok; 1 failed, or a daemon does not run; 2 wrong usage, or missing packages

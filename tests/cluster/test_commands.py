@@ -102,6 +102,12 @@ def job_of(paths: RunPaths) -> str:
     return str(read_json(paths.submission)["job_id"])
 
 
+def places_of(paths: RunPaths) -> list[dict]:
+    """What each rank said of its place, in the order of ranks."""
+    places = [json.loads(path.read_text()) for path in paths.folder.glob("place-*.json")]
+    return sorted(places, key=lambda place: int(place["RANK"]))
+
+
 def statuses(paths: RunPaths) -> list[str]:
     return [read_json(paths.outcome(n))["status"] for n in paths.attempt_numbers()]
 
@@ -114,17 +120,14 @@ def test_each_rank_has_its_place_and_the_whole_command(cluster, kit, jobs, launc
     seen = set()
     for paths in kit.runs(launcher):
         assert run_state(paths).status == "ok", paths.log.read_text()
-        spec = read_json(paths.spec)["spec"]
+        spec, places = read_json(paths.spec)["spec"], places_of(paths)
         nodes, per_node = spec["nodes"], spec["ranks_per_node"]
-        places = [json.loads(path.read_text()) for path in paths.folder.glob("place-*.json")]
-        places.sort(key=lambda place: int(place["RANK"]))
         for rank, place in enumerate(places):
             assert (place["argv"], place["HOSTILE"]) == (WORDS, HOSTILE)
-            assert int(place["RANK"]) == rank
-            assert int(place["WORLD_SIZE"]) == nodes * per_node == len(places)
-            assert int(place["LOCAL_WORLD_SIZE"]) == per_node
-            assert int(place["LOCAL_RANK"]) == rank % per_node
-            assert int(place["NODE_RANK"]) == rank // per_node
+            sizes_of = [rank, nodes * per_node, per_node, rank % per_node, rank // per_node]
+            names = "RANK WORLD_SIZE LOCAL_WORLD_SIZE LOCAL_RANK NODE_RANK"
+            assert [int(place[name]) for name in names.split()] == sizes_of
+        assert len(places) == nodes * per_node
         assert len({(p["MASTER_ADDR"], p["MASTER_PORT"]) for p in places}) == 1
         assert len({(p["NODE_RANK"], p["node"]) for p in places}) == nodes
         seen.add((nodes, per_node))
@@ -140,25 +143,34 @@ def test_two_jobs_on_one_node_have_ports_of_their_own(cluster, kit: Checkout, jo
         assert cluster.wait(job_id) == ("COMPLETED", "0:0"), kit.log(job_id)
         paths = kit.single(job_id)
         assert statuses(paths) == ["ok"]
-        found = [json.loads(path.read_text()) for path in paths.folder.glob("place-*.json")]
-        assert len(found) == 2 and len({place["MASTER_PORT"] for place in found}) == 1
-        ports.append(found[0]["MASTER_PORT"])
+        first, second = (place["MASTER_PORT"] for place in places_of(paths))
+        assert first == second
+        ports.append(first)
     assert len(set(ports)) == 2
 
 
-def test_a_crash_that_comes_back_fails_the_job_with_its_reason(cluster, kit, jobs) -> None:
-    """The rank that goes on is ended, here on another node."""
-    ((state, code),) = ended(cluster, jobs, "crash")
-    assert (state, code) == ("FAILED", "3:0")
-    paths = the_run(kit, "crash")
-    assert statuses(paths) == ["failed", "failed"]
-    assert run_state(paths).reason == "rank 1: exit code 3"
-
-
-def test_all_in_one_allocation_with_a_crash_in_it(cluster, kit: Checkout, jobs) -> None:
-    assert ended(cluster, jobs, "within") == {("COMPLETED", "0:0")}
-    assert [statuses(paths) for paths in kit.runs("within")] == [["failed", "ok"]] * 2
-    assert len({job_of(paths) for paths in kit.runs("within")}) == 1
+@pytest.mark.parametrize(
+    ("name", "job", "attempts"),
+    [
+        ("crash", ("FAILED", "3:0"), ["failed", "failed"]),
+        ("within", ("COMPLETED", "0:0"), ["failed", "ok"]),
+        ("count", ("COMPLETED", "0:0"), ["preempted", "ok"]),
+    ],
+)
+def test_attempts_end_as_they_must_and_so_does_the_job(
+    cluster, kit: Checkout, jobs, name: str, job: tuple[str, str], attempts: list[str]
+) -> None:
+    """A rank that crashes, and the others with it; two runs in one allocation; the stop signal."""
+    assert ended(cluster, jobs, name) == {job}
+    runs = kit.runs(name)
+    assert len({job_of(paths) for paths in runs}) == 1
+    for paths in runs:
+        assert statuses(paths) == attempts, paths.log.read_text()
+    if name == "crash":
+        assert run_state(paths).reason == "rank 1: exit code 3"
+    if name == "count":
+        assert {path.read_text() for path in paths.folder.glob("kept-*")} == {"7"}
+        assert "requeueing job" in paths.log.read_text()
 
 
 def test_all_in_one_allocation_goes_on_after_a_requeue_with_what_is_left(
@@ -196,14 +208,6 @@ def test_a_run_that_is_preempted_is_requeued_and_goes_on(cluster, kit: Checkout,
     paths = the_run(kit, "preempted")
     assert run_state(paths).status == "ok" and paths.attempt_numbers() == [0, 1]
     assert cluster.show(job_of(paths))[0]["Restarts"] == "1"
-
-
-def test_the_stop_signal_reaches_each_rank_and_the_job_is_requeued(cluster, kit, jobs) -> None:
-    assert ended(cluster, jobs, "count") == {("COMPLETED", "0:0")}
-    paths = the_run(kit, "count")
-    assert statuses(paths) == ["preempted", "ok"], paths.log.read_text()
-    assert {path.read_text() for path in paths.folder.glob("kept-*")} == {"7"}
-    assert "requeueing job" in paths.log.read_text()
 
 
 def test_a_stopped_element_of_an_array_goes_on_alone(cluster, kit, jobs) -> None:

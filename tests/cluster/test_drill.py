@@ -1,7 +1,6 @@
 """Drills on a real Slurm: of a command without torch, and (long) of the training, all faults."""
 
 import csv
-import os
 import re
 import signal
 import subprocess
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jobkit.drill.faults import FAULTS
-from support.checkout import ROOT, Checkout
+from support.checkout import Checkout
 from support.place import until
 from support.training_programs import STEPS
 
@@ -80,15 +79,3 @@ def test_a_fault_of_the_training_costs_what_it_must_and_no_more(cluster, kit: Ch
     }
     evidence = {name: rows[name]["evidence"] for name in said}
     assert not {n: line for n, line in evidence.items() if not re.search(said[n], line)}
-
-
-@pytest.mark.long
-def test_a_drill_of_the_training_off_slurm(tmp_path: Path) -> None:
-    """run.sh starts the run again, and the parameters are compared."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "JOBKIT_LOGS": str(tmp_path)}
-    words = [sys.executable, "-m", "jobkit", "drill", "--local", "--faults", "term"]
-    done = subprocess.run(words, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    row = drill_rows(tmp_path / "drill" / "drill.csv")["term"]
-    found = [row[name] for name in ("first_status", "final_status", "same_parameters", "orphans")]
-    assert found == ["preempted", "ok", "yes", "0"], row

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from jobkit.processes import process_start
 from support.place import ROOT, until
 
 WHO = "echo $SLURMD_NODENAME $SLURM_PROCID $CUDA_VISIBLE_DEVICES"
@@ -50,7 +51,7 @@ def test_a_killed_node_takes_its_jobs_along_and_comes_back(cluster, tmp_path: Pa
     job = cluster.submit("-w", "n4", "--wrap", f"trap '' TERM; echo $$ > {pid}; sleep 99 & wait")
     until(lambda: pid.exists() and pid.read_text(), "its start")
     assert cluster.door("kill", "n4", "--jobs").stdout.startswith("killed: slurmd.n4 and ")
-    assert not alive(int(pid.read_text()))
+    assert process_start(int(pid.read_text())) is None
     again = cluster.door("kill", "n4")
     assert again.returncode == 1 and "n4 is not running; start it" in again.stderr
     assert "slurmd.n4" in cluster.door("status").stdout
@@ -98,10 +99,3 @@ def test_an_ordinary_user_without_jobkit_installed(short_dir: Path, slurm_packag
     assert [line for line in lines if line.startswith("note: node names")]
     assert "run it with sudo" in done.stderr
     assert not (home / "c").exists()
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False

@@ -153,7 +153,13 @@ class Hook:
             for each in training:
                 each.training = True
         if not self.meter:
-            self._start(min((each.begin for each in training), default=None))
+            from . import meter  # the one beside this file, whatever meter the program has
+
+            meter.start(
+                "samples", source="auto", work_source="inferred", environment=self.environment
+            )
+            self.meter = meter.current()
+            self.meter.begin(min((each.begin for each in training), default=None))
         if others := [each for each in passes if not each.training]:
             # Take evaluation out of the time: to the next request of a batch for training.
             begin = min(each.begin for each in others)
@@ -167,15 +173,6 @@ class Hook:
             each.wait, each.size = 0.0, 0
         self._loaders_only = self._loaders_only and bool(passes)
         self.meter.step(size if known else None, {})
-
-    def _start(self, begin: float | None) -> None:
-        stated = self.environment.get("JOBKIT_WORK_PER_STEP")
-        unit, how = (None, None) if stated else ("samples", "inferred")
-        from . import meter  # the one beside this file, whatever meter the program has
-
-        meter.start(unit, source="auto", work_source=how, environment=self.environment)
-        self.meter = meter.current()
-        self.meter.begin(begin)
 
     def leave(self) -> None:
         """Measure no more."""

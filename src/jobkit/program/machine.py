@@ -143,7 +143,7 @@ def _first_lines(path: Path) -> list[list[bytes]]:
 class Load:
     """The load of the node's processors between two calls: of all, and of others than the run."""
 
-    def __init__(self, root: Path = Path("/"), mark: str = "") -> None:
+    def __init__(self, root: Path, mark: str) -> None:
         """mark: a word in the environment or the arguments of each process of the run."""
         self._proc, self._mark = root / "proc", mark.encode()
         self._before: tuple[int, int] | None = None
@@ -155,13 +155,13 @@ class Load:
 
         The others' is what is neither idle nor the run's, the hypervisor's (steal) included.
         """
-        now, own = self._times(), self._own_ticks() if self._mark else 0
+        now, own = self._times(), self._own_ticks()
         before, self._before = self._before, now
         if not before or not now or now[1] <= before[1]:
             return None, None
         total = now[1] - before[1]
         busy = min(1.0, max(0.0, 1 - (now[0] - before[0]) / total))
-        return busy, max(0.0, busy - own / total) if self._mark else None
+        return busy, max(0.0, busy - own / total)
 
     def _own_ticks(self) -> int:
         """Ticks of the run's processes since the last call."""
@@ -217,11 +217,11 @@ class Sampler:
         root: Path = Path("/"),
     ) -> None:
         self.on = True
-        self._writer, self._gpus, self._root, self._node = writer, gpus, root, node
+        self._writer, self._gpus, self._root = writer, gpus, root
         self._host = host_name(environment)
         self._alone = environment.get("JOBKIT_NODE_ALONE") == "1"
-        folder = writer.folder  # of the run, whose name its ranks have been given
-        self._load = Load(root, folder.name if folder and node else "")
+        # The run's ranks have been given the name of its folder.
+        self._load = Load(root, writer.folder.name) if node and writer.folder else None
         there = [node_counter(root) if node and self._alone else None, gpu_counter(gpus)]
         self._counters: list[Counter] = [counter for counter in there if counter]
         uuids = sorted(gpu.uuid for gpu in gpus if gpu.uuid)
@@ -261,7 +261,7 @@ class Sampler:
             [value for gpu in self._gpus if (value := getattr(gpu, name)()) is not None]
             for name in ("busy", "memory_mib", "processes")
         )
-        load, others = self._load.shares() if self._node else (None, None)
+        load, others = self._load.shares() if self._load else (None, None)
         energy = {}
         for counter in self._counters:
             if (now := counter.joules()) is not None:
@@ -273,7 +273,7 @@ class Sampler:
             "alone": self._alone,
             "cpu_busy": load,
             "other_load": others,
-            "memory_mib": memory_mib(self._root) if self._node else None,
+            "memory_mib": memory_mib(self._root) if self._load else None,
             "gpu_busy": sum(busy) / len(busy) if busy else None,
             "gpu_memory_mib": max(used, default=None),
             "gpu_processes": max(processes, default=None),

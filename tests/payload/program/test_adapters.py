@@ -123,14 +123,16 @@ def check(library: str, way: str, warm: Warm, tmp_path: Path) -> None:
     for rank in range(2):
         # 160 samples in batches of 4, of which 2 are one step, on 2 ranks, for 2 epochs.
         assert ran.sums(rank) == (20, 160), ran.out
-        wall = sum(w["wall_s"] for w in ran.records("window", rank) if not w["warmup"])
+        windows = ran.records("window", rank)
+        wall = sum(w["wall_s"] for w in windows if not w["warmup"])
         assert wall < LEAP_S, "a batch of evaluation is in the time"
-        paused = sum(w["paused_s"] for w in ran.records("window", rank))
-        assert paused >= LEAP_S
-        assert all(w["data_wait_s"] <= w["wall_s"] for w in ran.records("window", rank))
+        assert sum(w["paused_s"] for w in windows) >= LEAP_S
+        assert all(w["data_wait_s"] <= w["wall_s"] for w in windows)
     start = ran.records("run_start")[0]
-    assert (start["source"], start["unit"]) == ("auto" if way == "auto" else library, "samples")
-    assert start["world_size"] == 2
+    source = "auto" if way == "auto" else library
+    found = (start["source"], start["unit"], start["world_size"])
+    assert found == (source, "samples", 2)
+    assert ["[METRIC]" in out for out in ran.out] == [True, False]
     if way == "adapter":
         assert [e["epoch"] for e in ran.records("epoch")] == [0, 1]
         assert ran.records("run_end")[0]["status"] == "ok"

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import os
 import re
 import signal
@@ -86,10 +85,8 @@ def test_a_command_that_was_not_hit_is_not_good(drilled, capfd) -> None:
     assert code == 4 and rows["warning"]["first_status"] == "ok"
     assert "as if there had been no fault" in rows["warning"]["note"]
     code, _ = drilled(DEAF, "--faults", "warning", "--at", "5", "--patience", "0.01")
-    assert (
-        code == 2
-        and "not reached within 0.01 s; give a longer --patience" in capfd.readouterr().err
-    )
+    said = "not reached within 0.01 s; give a longer --patience"
+    assert code == 2 and said in capfd.readouterr().err
 
 
 def test_a_fault_that_fails_outside_is_a_row_like_any_other(tmp_path, monkeypatch) -> None:
@@ -97,10 +94,8 @@ def test_a_fault_that_fails_outside_is_a_row_like_any_other(tmp_path, monkeypatc
         raise OSError("no room")
 
     monkeypatch.setattr(places.LocalPlace, "start", start)
-    drill = Drill(
-        place=places.LocalPlace(), study=StudyPaths(tmp_path), program=PROGRAM, patience_s=300,
-        say=print, halted=threading.Event(),
-    )  # fmt: skip
+    drill = Drill(place=places.LocalPlace(), study=StudyPaths(tmp_path), program=PROGRAM,
+                  patience_s=300, say=print, halted=threading.Event())  # fmt: skip
     row = FaultRun(drill, faults.FAULTS["kill"]).run()
     assert row.note == "no room" and row.possible and not row.good
 
@@ -167,39 +162,35 @@ def test_one_rank_is_signalled_or_all() -> None:
 def write(paths: RunPaths, attempt: int, *records: tuple[str, dict]) -> None:
     paths.metrics_folder.mkdir(parents=True, exist_ok=True)
     (paths.attempts / str(attempt)).mkdir(parents=True)
-    writer = MetricWriter(
-        study="s", run_id="x", attempt=attempt, rank=0, path=paths.metrics(attempt), log=None
-    )
+    place = {"study": "s", "run_id": "x", "attempt": attempt, "rank": 0}
+    writer = MetricWriter(**place, path=paths.metrics(attempt), log=None)
     for kind, fields in records:
         writer.write(kind, **fields)
     writer.close()
 
 
-def checkpoint(action: str, iteration: int) -> tuple[str, dict]:
-    return ("checkpoint", {"action": action, "iteration": iteration})
+def checkpoints(*pairs: tuple[str, int]) -> list[tuple[str, dict]]:
+    return [("checkpoint", {"action": action, "iteration": n}) for action, n in pairs]
 
 
 def test_iterations_lost_are_those_done_again(tmp_path: Path) -> None:
-    saved = [checkpoint("saved", 10), checkpoint("saved", 20)]
-    for number, (first, then, lost) in enumerate(
-        (
-            (saved, [checkpoint("loaded", 20)], 5),
-            ([*saved, checkpoint("saved", 26)], [checkpoint("loaded", 26)], 0),
-            (saved, [checkpoint("rejected", 20), checkpoint("loaded", 10)], 15),
-            ([], [], 25),
-        )
-    ):
+    for number, (saved, then, lost) in enumerate((
+        ([10, 20], [("loaded", 20)], 5),
+        ([10, 20, 26], [("loaded", 26)], 0),
+        ([10, 20], [("rejected", 20), ("loaded", 10)], 15),
+        ([], [], 25),
+    )):  # fmt: skip
         paths = RunPaths(tmp_path / str(number))
-        write(paths, 0, *first)
+        write(paths, 0, *checkpoints(*(("saved", n) for n in saved)))
         assert TRAINING.redone(paths) == 0  # there was no other attempt
-        write(paths, 1, ("startup", {"total_s": 3.0}), *then)
+        write(paths, 1, ("startup", {"total_s": 3.0}), *checkpoints(*then))
         assert TRAINING.redone(paths) == lost
         assert time.time() - 300 < (began(paths, 1) or 0) < time.time() + 1
 
 
 def test_the_first_attempt_is_told_as_if_there_had_been_no_other(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "kill")
-    write(paths, 0, checkpoint("saved", 20))
+    write(paths, 0, *checkpoints(("saved", 20)))
     write(paths, 1, ("run_end", {"status": "ok", "reason": ""}))
     paths.log.write_text(
         "[jobkit] start: attempt 0 of kill on n1\nsrun: error: n2: task 1: Killed\n"
@@ -213,32 +204,23 @@ def test_the_first_attempt_is_told_as_if_there_had_been_no_other(tmp_path: Path)
 
 def test_what_is_good() -> None:
     """Also what cannot be seen from here, is not compared, or is not possible here."""
-    for changed, good in (
-        ({}, True),
-        ({"orphans": None}, True),
-        ({"same_parameters": None}, True),
-        ({"where": "", "final_status": ""}, True),
-        ({"final_status": "failed"}, False),
-        ({"note": "x"}, False),
-        ({"same_parameters": False}, False),
-        ({"orphans": 1}, False),
-    ):
-        assert replace(GOOD, **changed).good is good
+    unseen = {"orphans": None}, {"same_parameters": None}, {"where": "", "final_status": ""}
+    for changed in ({}, *unseen):
+        assert replace(GOOD, **changed).good
+    differs = {"same_parameters": False}
+    for changed in ({"final_status": "failed"}, {"note": "x"}, differs, {"orphans": 1}):
+        assert not replace(GOOD, **changed).good
 
 
 def test_parameters_that_could_not_be_compared_are_noted(monkeypatch) -> None:
-    said = "torch warns\n" + "".join(
-        json.dumps({"run": f"/d/{name}", "same": same}) + "\n"
-        for name, same in (("kill", False), ("raise", None))
-    )
+    said = 'torch warns\n{"run": "/d/kill", "same": false}\n{"run": "/d/raise", "same": null}\n'
     answer = subprocess.CompletedProcess([], 0, said, "")
     monkeypatch.setattr(programs.subprocess, "run", lambda *_, **__: answer)
-    away = faults.Row(fault="term", note="not possible here")
-    unknown = replace(GOOD, fault="raise")
+    away, unknown = faults.Row(fault="term", note="away"), replace(GOOD, fault="raise")
     rows = TRAINING.compared([GOOD, unknown, replace(unknown, note="lost"), away], Path("/d/x"))
     found = [(row.same_parameters, row.note) for row in rows]
     lost = (None, "its parameters could not be compared")
-    assert found == [(False, ""), lost, (None, "lost"), (None, "not possible here")]
+    assert found == [(False, ""), lost, (None, "lost"), (None, "away")]
 
 
 def test_the_table_and_the_csv_have_every_row(tmp_path: Path) -> None:
@@ -250,11 +232,9 @@ def test_the_table_and_the_csv_have_every_row(tmp_path: Path) -> None:
     assert (scancel["orphans"], scancel["note"]) == ("", "not possible here")
     console = Console(width=100, record=True, file=io.StringIO())
     faults.show(rows, console)
+    line = r"(?m)^kill +failed +ok, 2 attempts +1\.2 s +6\.5 s +5 +yes +0"
     text = console.export_text()
-    assert re.search(
-        r"^kill +failed +ok, 2 attempts +1\.2 s +6\.5 s +5 +yes +0", text, re.MULTILINE
-    )
-    assert "scancel: not possible here" in text
+    assert re.search(line, text) and "scancel: not possible here" in text
 
 
 # --- places ---
@@ -297,21 +277,16 @@ def shown(state: str, restarts: int = 0) -> str:
     return f"JobId=7 JobState={state} Restarts={restarts} ExitCode=0:0 NodeList=n[1-2]\n"
 
 
+STEADY = [
+    *(shown("PENDING"), shown("RUNNING"), ""),  # the controller is away for a moment
+    *(shown("RUNNING"), shown("PREEMPTED"), shown("PENDING")),
+    *(shown("RUNNING", 1), shown("COMPLETING", 1), shown("COMPLETED", 1)),
+]
+FORGOTTEN = [shown("RUNNING"), "", "?"]  # as some sites' controllers do, seconds after its end
+
+
 @pytest.mark.parametrize(
-    ("answers", "begins", "end"),
-    [
-        (
-            [
-                *(shown("PENDING"), shown("RUNNING"), ""),  # the controller is away for a moment
-                *(shown("RUNNING"), shown("PREEMPTED"), shown("PENDING")),
-                *(shown("RUNNING", 1), shown("COMPLETING", 1), shown("COMPLETED", 1)),
-            ],
-            2,
-            "COMPLETED",
-        ),
-        # Some sites' controllers forget a job seconds after its end.
-        ([shown("RUNNING"), "", "?"], 1, "job not found"),
-    ],
+    ("answers", "begins", "end"), [(STEADY, 2, "COMPLETED"), (FORGOTTEN, 1, "job not found")]
 )
 def test_a_jobs_starts_and_ends_are_noted(monkeypatch, answers, begins, end) -> None:
     """By what `scontrol show job` says, one after the other; ? for a job that it does not know."""

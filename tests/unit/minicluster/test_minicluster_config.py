@@ -70,23 +70,12 @@ def test_a_block_of_ports_that_is_free() -> None:
 
 BAD = [
     (["up", "--nodes", "0"], "'0': must be a whole number, 1 or more, at most 256"),
-    (["up", "--cores=-1"], "'-1': must be a whole number, 1 or more"),
-    (["up", "--gpus", "many"], "'many': must be a whole number, 0 or more"),
-    (["up", "--no-acc"], "unrecognized arguments: --no-acc"),
     (["up", "--enforce", "--no-accounting"], "--enforce needs the accounting"),
     (["up", "--dir", "/tmp/my cluster"], "no spaces"),
     (["up", "--dir", "/tmp/" + "x" * 80], "85 bytes are too long"),
     (["up", "--dir", "/nowhere/at/all"], "cannot be made there: No such file or directory"),
     (["up", "--dir", "/etc/passwd"], "not a folder"),
-    ([], "required: COMMAND"),
-    (["start"], "the following arguments are required: NODE"),
-    (["mend", "n1"], "invalid choice: 'mend'"),
 ]
-
-
-@pytest.fixture
-def packages(monkeypatch) -> None:
-    monkeypatch.setattr(machine, "check", lambda cluster: None)
 
 
 def exit_code(*argv: str) -> int:
@@ -96,8 +85,8 @@ def exit_code(*argv: str) -> int:
         return int(end.code)
 
 
-@pytest.mark.usefixtures("packages")
-def test_bad_input_is_one_line_and_exit_2(capsys, monkeypatch, tmp_path) -> None:
+def test_bad_input_is_one_line_and_exit_2(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(machine, "check", lambda cluster: None)  # the packages may be absent
     for argv, says in BAD:
         assert exit_code(*argv) == 2, argv
         shown = capsys.readouterr()

@@ -17,11 +17,10 @@ from jobkit.program import why, windows
 class Recorder:
     """Stands for torch's profiler: its calls may fail."""
 
-    def __init__(self, fails: dict[str, int]) -> None:
-        self.fails, self.calls = fails, dict[str, int]()
+    def __init__(self) -> None:
+        self.fails, self.calls = dict[str, int](), dict[str, int]()
         self.running, self.marks = False, list[int]()
-        self.profiler: Any = self
-        self.kineto_results: Any = self
+        self.profiler = self.kineto_results = self
 
     def _call(self, name: str) -> None:
         self.calls[name] = self.calls.get(name, 0) + 1
@@ -42,12 +41,8 @@ class Recorder:
 
     def events(self) -> list[Any]:
         self._call("events")
-        return [
-            SimpleNamespace(
-                name=lambda: "jobkit: step", start_ns=lambda at=at: at, duration_ns=lambda: 1
-            )
-            for at in self.marks
-        ]
+        return [SimpleNamespace(name=lambda: "jobkit: step", start_ns=lambda at=at: at,
+                                duration_ns=lambda: 1) for at in self.marks]  # fmt: skip
 
     @contextlib.contextmanager
     def record_function(self, name: str) -> Iterator[None]:
@@ -58,7 +53,7 @@ class Recorder:
 
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    made = Recorder({})
+    made = Recorder()
     profiler = SimpleNamespace(
         profile=type("profile", (), {"_prepare_trace": lambda self: None}),
         record_function=made.record_function,
@@ -75,14 +70,18 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     return made
 
 
-def train(folder: Path, steps: int, **env: str) -> windows.Meter:
+def started(folder: Path, **env: str) -> windows.Meter:
     own = {"JOBKIT_RUN_DIR": str(folder), "JOBKIT_METER": "0", "WORLD_SIZE": "1", **env}
     meter = windows.Meter("images", None, 2, "meter", None, own)
     meter.begin(0.0)
+    return meter
+
+
+def train(folder: Path, steps: int, **env: str) -> None:
+    meter = started(folder, **env)
     for _ in range(steps):
         meter.step(8, {})
     meter.end("ok", "")
-    return meter
 
 
 def written(folder: Path, name: str, kind: str) -> list[dict[str, Any]]:
@@ -93,11 +92,7 @@ def written(folder: Path, name: str, kind: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("share", "ends"), [(sys.maxsize, [12, 23, 41, 77, 149]), (0, [12])])
 def test_places_are_spread_outside_of_the_rate_and_within_a_share_of_the_time(
-    tmp_path: Path,
-    recorder: Recorder,
-    monkeypatch: pytest.MonkeyPatch,
-    share: float,
-    ends: list[int],
+    tmp_path: Path, recorder: Recorder, monkeypatch, share: float, ends: list[int]
 ) -> None:
     monkeypatch.setattr(why, "MAX_SHARE", share)
     train(tmp_path, 200, JOBKIT_WHY="4")
@@ -134,9 +129,7 @@ def test_a_program_without_torch_is_told(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_pause_ends_a_place_and_its_steps_count(tmp_path: Path, recorder: Recorder) -> None:
-    own = {"JOBKIT_RUN_DIR": str(tmp_path), "JOBKIT_METER": "0", "WORLD_SIZE": "1"}
-    meter = windows.Meter("images", None, 2, "meter", None, own)
-    meter.begin(0.0)
+    meter = started(tmp_path)
     for step in range(20):
         if step == 11:
             meter.pause()
@@ -148,9 +141,7 @@ def test_a_pause_ends_a_place_and_its_steps_count(tmp_path: Path, recorder: Reco
 
 
 def test_another_profiler_of_the_program_has_its_turn(tmp_path: Path, recorder: Recorder) -> None:
-    own = {"JOBKIT_RUN_DIR": str(tmp_path), "JOBKIT_METER": "0", "WORLD_SIZE": "1"}
-    meter = windows.Meter("images", None, 2, "meter", None, own)
-    meter.begin(0.0)
+    meter = started(tmp_path)
     for _ in range(10):
         meter.step(8, {})
     assert recorder.running
@@ -159,10 +150,7 @@ def test_another_profiler_of_the_program_has_its_turn(tmp_path: Path, recorder: 
 
 
 def test_errors_are_one_line_each_and_never_the_training_s_end(
-    tmp_path: Path,
-    recorder: Recorder,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path, recorder: Recorder, monkeypatch, capfd
 ) -> None:
     """100 programs, with one error each in a random call."""
     monkeypatch.setattr(why, "MAX_SHARE", sys.maxsize)  # so that a third call may fail

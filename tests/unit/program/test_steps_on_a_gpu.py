@@ -11,13 +11,11 @@ from jobkit.program import windows
 
 
 class FakeDevice:
-    """Stands for torch.cuda: a clock that goes on only where a test says so."""
+    """Stands for torch.cuda, with a clock that goes on only where a test says so."""
 
     def __init__(self) -> None:
         self.now_s, self.capturing, self.broken, self.waits = 0.0, False, False, 0
-
-        self.is_available = self.is_initialized = lambda: True
-        self.is_current_stream_capturing = lambda: self.capturing
+        self.is_initialized, self.is_current_stream_capturing = lambda: True, lambda: self.capturing
         self.get_device_name, self.device_count = lambda: "Fake", lambda: 0
 
     def synchronize(self) -> None:
@@ -32,7 +30,7 @@ class FakeEvent:
     """Stands for torch.cuda.Event."""
 
     def __init__(self, device: FakeDevice) -> None:
-        self._device, self.at_s = device, 0.0
+        self._device = device
 
     def record(self) -> None:
         self.at_s = self._device.now_s
@@ -55,13 +53,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
 def meter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> windows.Meter:
     monkeypatch.setattr(windows, "watch", lambda *_: None)  # the machine is not sampled
     monkeypatch.setattr(windows, "FIRST_STEPS", 50)  # all after the warm-up are one window
-    env = {
-        "JOBKIT_RUN_DIR": str(tmp_path),
-        "JOBKIT_WHY": "0",
-        "JOBKIT_METER": "0",
-        "WORLD_SIZE": "1",
-    }
-    made = windows.Meter("images", None, 2, "meter", None, env)
+    env = {"JOBKIT_RUN_DIR": str(tmp_path), "JOBKIT_WHY": "0", "JOBKIT_METER": "0"}
+    made = windows.Meter("images", None, 2, "meter", None, {**env, "WORLD_SIZE": "1"})
     made.begin(0.0)
     return made
 
@@ -78,9 +71,7 @@ def window(tmp_path: Path) -> dict[str, object]:
     return [r for r in map(json.loads, lines) if r["kind"] == "window"][-1]
 
 
-def test_percentiles_are_those_of_the_gpu(
-    tmp_path: Path, meter: windows.Meter, device: FakeDevice
-) -> None:
+def test_percentiles_are_those_of_the_gpu(tmp_path: Path, meter, device: FakeDevice) -> None:
     steps(meter, device, 9.0, 9.0, *[2.0] * 18, 5.0, 3.0)
     waits = device.waits
     meter.close()
@@ -91,9 +82,7 @@ def test_percentiles_are_those_of_the_gpu(
     assert device.waits == waits + 1, "only the end of a window waits for the GPU"
 
 
-def test_a_pause_and_a_graph_capture_are_no_steps(
-    tmp_path: Path, meter: windows.Meter, device: FakeDevice
-) -> None:
+def test_a_pause_and_a_graph_capture_are_no_steps(tmp_path: Path, meter, device) -> None:
     steps(meter, device, 1.0, 1.0, 2.0)
     meter.pause()
     device.now_s += 100.0
@@ -108,9 +97,7 @@ def test_a_pause_and_a_graph_capture_are_no_steps(
     assert (found["steps"], found["step_p50_s"], found["step_max_s"]) == (6, 2.0, 2.0)
 
 
-def test_events_that_cannot_be_read_end_nothing(
-    tmp_path: Path, meter: windows.Meter, device: FakeDevice
-) -> None:
+def test_events_that_cannot_be_read_end_nothing(tmp_path: Path, meter, device) -> None:
     device.broken = True
     steps(meter, device, *[1.0] * 4)
     meter.close()
