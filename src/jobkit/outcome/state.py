@@ -182,15 +182,13 @@ def _ending(paths: RunPaths, attempt: int | None, tail: Tail | None, alive: bool
         if end is None:
             file = paths.log
             end = _run_end(attempt, reader.scan(io.BytesIO((tail or read_tail(file)).raw)))
-    return (
-        None
-        if end is None
-        else Ending(
-            status=end["status"],
-            reason=str(end.get("reason") or "")[:_MAX_REASON],
-            file=str(file.relative_to(paths.folder.parent)),
-            exit_code=code if type(code) is int else None,
-        )
+        if end is None:
+            return None
+    return Ending(
+        status=end["status"],
+        reason=str(end.get("reason") or "")[:_MAX_REASON],
+        file=str(file.relative_to(paths.folder.parent)),
+        exit_code=code if type(code) is int else None,
     )
 
 
@@ -369,8 +367,11 @@ def join(
         return judge(facts, run_id in ordered), facts.job or {}
 
     looks, jobs = {run_id: look(run_id) for run_id in runs}, dict[str, Job]()
-    asked = {i: start for i, (state, start) in looks.items() if all_jobs or state.status != "ok"}
-    ids = {run_id: _slurm_job_id(start) for run_id, start in asked.items() if _slurm_job_id(start)}
+    ids = {
+        run_id: job_id
+        for run_id, (state, start) in looks.items()
+        if (job_id := _slurm_job_id(start)) and (all_jobs or state.status != "ok")
+    }
     # Jobs of another cluster have numbers that other jobs have here. Where this cluster's name is
     # not known, each cluster that is noted may be another one.
     noted = {run_id: looks[run_id][1].get("cluster") for run_id in ids}
