@@ -39,11 +39,8 @@ ERRORS = [
     (IMAGE + "entrypoint = 0", "entrypoint", "must be true or false (without quotes)"),
     ('image = ["a:1"]', "image", "must be a string"),
     (IMAGE + "env = []", "env", "must be a table"),
-    (IMAGE + "annotations = []", "annotations", "must be a table"),
-    (IMAGE + "entrypoint = []", "entrypoint", "must be true or false"),
     (IMAGE + 'mounts = [["./s:/s"]]', "mounts[0]", "must be a string, within quotes"),
     (IMAGE + 'env.A = ["a"]', "env.A", "must be a string, within quotes"),
-    (NOTES + f'{CXI} = ["true"]', f"annotations.{CXI}", "must be a string, within quotes"),
     (f'image = "/{"x" * 300}"', "image", "x does not exist"),  # its look-up is an OSError
     ('image = "${SCRATCH}/none.sqsh"', "image", "/none.sqsh does not exist"),
     ('image = "images/torch.sqsh"', "image", "write ./images/torch.sqsh"),
@@ -61,7 +58,6 @@ ERRORS = [
     (NOTES + f'{CXI} = "true"\n{VARIANT} = "cuda13"', f"annotations.{VARIANT}", "NCCL uses TCP"),
     (NOTES + f'{REMAP} = "true"', f"annotations.{REMAP}", "sets RANK and LOCAL_RANK"),
     (IMAGE + "workdir = /tmp", "", "not valid TOML: "),
-    (IMAGE + 'workdir = "/$$x"\nmounts = [3]', "mounts[0]", "must be a string"),
 ]
 WARNINGS = [
     ('image = ""', "image", "missing, so that no container is used"),

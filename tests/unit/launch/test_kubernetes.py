@@ -29,13 +29,11 @@ def pod_of(document: dict[str, Any]) -> dict[str, Any]:
 def test_a_run_of_two_pods_is_a_job_and_its_service() -> None:
     """The manifest compared whole."""
     options = KubernetesOptions(
-        image=IMAGE,
-        queue="gpus",
-        gpu_resource="amd.com/gpu",
+        image=IMAGE, queue="gpus", gpu_resource="amd.com/gpu",
         resource=("rdma/hca=1", "ephemeral-storage=10Gi"),
         toleration=("nvidia.com/gpu", "dedicated=ml:NoSchedule"),
         annotation=("k8s.v1.cni.cncf.io/networks=rail-0, rail=1", "note="),
-    )
+    )  # fmt: skip
     assert manifest("train", "study/run", SPEC, options, 3) == GOLDEN.read_text()
 
 

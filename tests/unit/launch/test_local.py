@@ -14,7 +14,7 @@ from jobkit.errors import UsageError
 from jobkit.launch import local
 from jobkit.launch.command import LaunchRequest, local_command
 from jobkit.outcome.state import run_state
-from jobkit.paths import read_json
+from jobkit.paths import RunPaths, read_json
 from jobkit.spec.study import Plan, Study
 from support.fake_study import logs
 from support.place import script
@@ -52,6 +52,11 @@ def drive(folder: Path, text: str, at_once: int = 1, repeats: int = 1, **env: st
     return seen.read_text().splitlines()
 
 
+def runs() -> list[RunPaths]:
+    plan = Plan.read(logs() / "s" / "plan.json")
+    return [plan.paths.run(run_id) for run_id in plan.runs]
+
+
 @pytest.mark.parametrize(
     ("text", "status", "code"),
     [
@@ -65,8 +70,7 @@ def test_nothing_of_the_environment_is_left_on_disk(tmp_path, text, status, code
     assert f"WANDB_API_KEY={MARKER}" in drive(tmp_path, text, WANDB_API_KEY=MARKER)
     files = [p for p in logs().rglob("*") if p.is_file()]
     assert [p for p in files if MARKER.encode() in p.read_bytes()] == []
-    plan = Plan.read(logs() / "s" / "plan.json")
-    paths = plan.paths.run(next(iter(plan.runs)))
+    (paths,) = runs()
     state = run_state(paths)
     assert (state.status, state.exit_code) == (status, code), state
     job = read_json(paths.job) or {}
@@ -94,27 +98,20 @@ def test_runs_at_work_at_a_time_see_gpus_of_their_own(tmp_path: Path) -> None:
     path = f"{smi.parent}{os.pathsep}{os.environ['PATH']}"
     drive(tmp_path, text, at_once=2, repeats=3, PATH=path)
     assert sorted(path.name for path in tmp_path.glob("gpu*")) == ["gpu0", "gpu1"]
-    runs = Plan.read(logs() / "s" / "plan.json")
-    assert {run_state(runs.paths.run(run_id)).status for run_id in runs.runs} == {"ok"}
+    assert {run_state(paths).status for paths in runs()} == {"ok"}
 
 
 def test_runs_are_started_one_after_the_other_whatever_becomes_of_the_first(tmp_path) -> None:
     """Two at a time would each be measured beside the other; a log that is a link is a failure."""
     work = tmp_path / "at-work"
     text = f"mkdir {work} || touch {tmp_path}/beside; sleep 0.3; rmdir {work}"
-    first, *others = map(plan_of(tmp_path, text, 3).paths.run, plan_of(tmp_path, text, 3).runs)
+    plan_of(tmp_path, text, 3)
+    first, *others = runs()
     first.folder.mkdir()
     first.log.symlink_to(tmp_path / "precious")
     drive(tmp_path, text, repeats=3)
     assert not (tmp_path / "beside").exists() and not (tmp_path / "precious").exists()
     assert [run_state(paths).status for paths in (first, *others)] == ["failed", "ok", "ok"]
-
-
-ON_CPU = "1 GPU for up to 2 ranks: runs with more ranks than GPUs compute on the CPU"
-
-
-def plan(device: str) -> Plan:
-    return Study(name="s", strategies=("ddp",), gpus=(1, 2), settings={"device": device}).expand()
 
 
 def test_the_second_of_two_launches_at_once_says_who_was_first(tmp_path: Path) -> None:
@@ -126,36 +123,15 @@ def test_the_second_of_two_launches_at_once_says_who_was_first(tmp_path: Path) -
 def test_what_too_few_gpus_mean_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local.os, "sched_getaffinity", lambda _: range(8))
     monkeypatch.setattr(local.importlib.util, "find_spec", lambda _: True)
-    for device, gpus, text in [
-        ("auto", 1, [ON_CPU]), ("auto", 2, []), ("auto", 0, []), ("cpu", 1, [])
-    ]:  # fmt: skip
+    study = Study(name="s", strategies=("ddp",), gpus=(1, 2))
+    plan = {d: study.changed(settings={"device": d}).expand() for d in ("auto", "cpu", "cuda")}
+    on_cpu = "1 GPU for up to 2 ranks: runs with more ranks than GPUs compute on the CPU"
+    for device, gpus, texts in [("cpu", 1, []), ("auto", 2, []), ("auto", 0, []),
+                                ("auto", 1, [on_cpu])]:  # fmt: skip
         monkeypatch.setattr(local, "count_gpus", lambda gpus=gpus: gpus)
-        assert local.warnings(plan(device)) == text
+        assert local.warnings(plan[device]) == texts
     with pytest.raises(UsageError, match="--device cuda: 2 ranks need as many GPUs"):
-        local.check(plan("cuda"))
-
-
-# Each waits until it was looked at often enough.
-COPIES = "import time; time.sleep(6)"
-# A launcher of its own, as mpirun, whose two processes work together.
-TWO = """
-import subprocess, sys
-ends = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(2)"]) for _ in "ab"]
-sys.exit(max(process.wait() for process in ends))
-"""
-
-
-@pytest.mark.parametrize(
-    ("launcher", "text", "shown"),
-    [("srun", COPIES, "none"), ("once", TWO, None)],
-)
-def test_whether_the_ranks_worked_together_is_noted(tmp_path, launcher, text, shown) -> None:
-    """Of `once` nothing is known, and so nothing is said."""
-    kit = Kit(tmp_path)
-    own = ["--launcher", launcher, "--nproc-per-node", "2", "--no-auto"]
-    done = kit(*own, "--", sys.executable, "-c", text, JOBKIT_LAUNCHER="local")
-    assert done.returncode == 0, done.stderr
-    assert json.loads((kit.run_dir / "job.json").read_text())["ranks_together"] == shown
+        local.check(plan["cuda"])
 
 
 # --- the ranks of a command -----------------------------------------------------------------------
@@ -166,27 +142,36 @@ def run(tmp_path: Path) -> Kit:
     return Kit(tmp_path)
 
 
+def test_that_ranks_did_not_work_together_is_noted(run: Kit) -> None:
+    """They wait until they were looked at often enough."""
+    command = ["--nproc-per-node", "2", "--no-auto", "--", "sleep", "6"]
+    assert run(*command, JOBKIT_LAUNCHER="local").returncode == 0
+    assert (read_json(run.run_dir / "job.json") or {})["ranks_together"] == "none"
+
+
 def test_the_first_failure_ends_the_others_and_is_the_code(run: Kit) -> None:
     text = "[[ $RANK == 1 ]] && exit 7; exec sleep 600"
     assert run("--nproc-per-node", "3", "--", "bash", "-c", text).returncode == 7
     assert run.outcome()["reason"] == "rank 1: exit code 7"
 
 
+BINDS = """
+import os, socket
+def bound(reuse):
+    with socket.socket() as end:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+        try:
+            end.bind(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+            return not end.listen()
+        except OSError:
+            return False
+print(bound(0), bound(1))
+"""
+
+
 def test_the_port_of_the_ranks_is_given_to_no_other_program(run: Kit) -> None:
     """The first rank binds it, as torch does, while others cannot."""
-    text = (
-        "import os, socket\n"
-        "def bound(reuse):\n"
-        "    with socket.socket() as one:\n"
-        "        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)\n"
-        "        try:\n"
-        "            one.bind(('127.0.0.1', int(os.environ['MASTER_PORT'])))\n"
-        "            return not one.listen()\n"
-        "        except OSError:\n"
-        "            return False\n"
-        "print(bound(0), bound(1))\n"
-    )
-    assert run("--", sys.executable, "-c", text).stdout.splitlines()[1] == "False True"
+    assert run("--", sys.executable, "-c", BINDS).stdout.splitlines()[1] == "False True"
 
 
 def test_the_end_on_request_leaves_nothing(run: Kit) -> None:
