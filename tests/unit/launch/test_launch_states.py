@@ -2,7 +2,6 @@
 
 import os
 import re
-import socket
 import sys
 import time
 from types import SimpleNamespace
@@ -16,8 +15,8 @@ from jobkit.launch.states import States, select
 from jobkit.metric.kinds import encode
 from jobkit.outcome import slurm_jobs
 from jobkit.outcome.state import BAD_ENDS, STATUSES, RunState, read_job
-from jobkit.paths import RunPaths, StudyPaths, read_json, write_json
-from jobkit.processes import process_start
+from jobkit.paths import RunPaths, StudyPaths, write_json
+from jobkit.processes import identify
 from jobkit.spec.study import Plan, Study
 from support.fake_study import FakeRun, make_plan, rate, whole_run
 
@@ -34,9 +33,10 @@ def run_of(plan: Plan, index: int = 0) -> RunPaths:
     return paths
 
 
-def me() -> dict[str, object]:
-    start = process_start(os.getpid())
-    return {"pid": os.getpid(), "pid_start": start, "host": socket.gethostname()}
+def leave_outcome(plan: Plan, index: int, **outcome: str) -> None:
+    path = run_of(plan, index).outcome(0)
+    path.parent.mkdir(parents=True)
+    write_json(path, {"exit_code": int(outcome["status"] != "ok"), **outcome})
 
 
 def test_a_submission_counts_until_its_job_has_started(plan: Plan) -> None:
@@ -54,7 +54,7 @@ def test_a_run_that_failed_and_waits_for_its_next_start_is_pending(plan: Plan) -
     paths, run_id = run_of(plan), next(iter(plan.runs))
     write_json(paths.job, {"started": 100.0, "ended": 110.0, "exit_code": 1, "pid": 1, "host": "x"})
     assert States(plan).look()[run_id].status == "failed"
-    write_json(plan.paths.launcher, {**me(), "key": "now", "run_ids": [run_id]})
+    write_json(plan.paths.launcher, {**identify(os.getpid()), "key": "now", "run_ids": [run_id]})
     assert States(plan).look()[run_id].status == "pending"
 
 
@@ -93,9 +93,7 @@ def test_a_run_that_failed_is_looked_at_again_once_it_is_started_again(plan, mon
     def start(*_: object) -> None:
         for index, job in enumerate(jobs):
             write_json(job, ended | {"exit_code": 0})
-            path = run_of(plan, index).outcome(0)
-            path.parent.mkdir(parents=True)
-            write_json(path, {"exit_code": 0, "status": "ok"})
+            leave_outcome(plan, index, status="ok")
 
     monkeypatch.setattr(launcher.local, "start", start)
     launcher.start(prepared)
@@ -126,20 +124,14 @@ def test_runs_that_fail_alike_end_the_study(code, repeats, stops, monkeypatch, c
 def test_of_many_runs_those_that_failed_are_listed(plan, monkeypatch, capsys) -> None:
     """With their reason as it is, brackets too, and once where it is that of the run above."""
 
-    def fail(index: int) -> None:
-        path = run_of(plan, index).outcome(0)
-        path.parent.mkdir(parents=True)
-        reason = "rank 1: OSError: [/data/x] gone"
-        write_json(path, {"exit_code": 1, "status": "failed", "reason": reason})
-
-    fail(1)
+    leave_outcome(plan, 1, status="failed", reason="rank 1: OSError: [/data/x] gone")
     monkeypatch.setattr(watch, "MAX_SHOWN", 1)
     assert watch.main(["two"]) == 0
     said = " ".join(capsys.readouterr().out.replace("\n", "").split())
     assert "1 missing, 1 failed" in said and "1 of 2 runs are not listed here" in said
     first, second = plan.runs
     assert second in said and "[/data/x]" in said and first not in said
-    fail(0)
+    leave_outcome(plan, 0, status="failed", reason="rank 1: OSError: [/data/x] gone")
     monkeypatch.setattr(watch, "MAX_SHOWN", 9)
     assert watch.main(["two"]) == 0
     said = capsys.readouterr().out
@@ -150,8 +142,8 @@ def test_a_pipe_gets_the_table_whenever_a_run_changed(monkeypatch, capsys) -> No
     plan = make_plan("s", strategies=("ddp",), gpus=(1,))
     (run_id,) = plan.runs
     run = FakeRun(plan.paths.folder, run_id, plan.runs[run_id]).begin().train(0).flush()
-    job = {"v": 1, "launcher": "local", "job_id": None, "first_attempt": 0, "ended": None, **me()}
-    write_json(run.paths.job, job | {"started": time.time(), "exit_code": None})
+    job = {"launcher": "local", "first_attempt": 0, **identify(os.getpid()), "started": time.time()}
+    write_json(run.paths.job, job)
     said: list[str] = []
 
     def pause(_: float) -> None:
@@ -161,8 +153,7 @@ def test_a_pipe_gets_the_table_whenever_a_run_changed(monkeypatch, capsys) -> No
             run.train(1).flush()
         if len(said) == 3:
             run.train(2).end()
-            ended = {"ended": time.time(), "exit_code": 0}
-            write_json(run.paths.job, {**(read_json(run.paths.job) or {}), **ended})
+            write_json(run.paths.job, job | {"ended": time.time(), "exit_code": 0})
 
     monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=pause))
     assert watch.main(["s", "--watch"]) == 0
@@ -191,14 +182,11 @@ def test_the_live_rate_is_that_of_the_table(monkeypatch, capsys) -> None:
     (paths.attempts / "0").mkdir(parents=True)
     paths.metrics_folder.mkdir()
     common = {"v": 1, "kind": "window", "study": "own", "run_id": "x", "attempt": 0, "rank": 0}
-    windows = [(5, 3.0, True), (10, 0.5, False), (15, 1.5, False)]
-    rows = [
-        {**common, "seq": n, "t": 1.0, "steps": 5, "work": 80}
-        | {"step": windows[n][0], "wall_s": windows[n][1], "warmup": windows[n][2]}
-        for n in range(3)
-    ]
-    paths.metrics(0).write_text("".join(f"{encode(row)}\n" for row in rows))
-    write_json(paths.job, {**me(), "started": time.time(), "first_attempt": 0})
+    for n, wall_s in enumerate((3.0, 0.5, 1.5)):
+        row = {**common, "seq": n, "t": 1.0, "steps": 5, "work": 80, "step": 5 * n + 5}
+        with paths.metrics(0).open("a") as file:
+            file.write(f"{encode({**row, 'wall_s': wall_s, 'warmup': n == 0})}\n")
+    write_json(paths.job, {**identify(os.getpid()), "started": time.time(), "first_attempt": 0})
     assert watch.main(["own"]) == 0
     heading, row = [" ".join(x.split()) for x in capsys.readouterr().out.splitlines()[1:]]
     assert heading == "run status step tokens/s (mean step) time"

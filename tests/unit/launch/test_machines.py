@@ -46,10 +46,9 @@ class Machines:
         )  # fmt: skip
 
     def start_both(self, *words: str) -> None:
+        own = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--run-dir", str(self.run_dir)]
         for machine in (1, 0):  # which of them comes first does not matter
-            own = ["--nnodes", "2", "--node-rank", str(machine), "--master-addr", "127.0.0.1"]
-            own += ["--run-dir", str(self.run_dir), "--nproc-per-node", "2"]
-            self.start(machine, *own, *words)
+            self.start(machine, *own, "--node-rank", str(machine), "--nproc-per-node=2", *words)
 
     def ends(self) -> tuple[list[int], str, str]:
         """Codes of machine 0 and 1, all that they printed, all that they complained of."""

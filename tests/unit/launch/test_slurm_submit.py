@@ -16,7 +16,7 @@ from jobkit.launch.cli import main
 from jobkit.launch.command import LaunchRequest, clean_environment
 from jobkit.launch.site import Site
 from jobkit.launch.slurm_cluster import max_array_size
-from jobkit.launch.slurm_options import make_batches
+from jobkit.launch.slurm_options import Batch, make_batches
 from jobkit.paths import read_json
 from jobkit.spec.study import Study
 from support.place import script as executable
@@ -64,16 +64,18 @@ def limit(slurm: Path, places: int, why: str = LIMIT) -> None:
 class Given:
     """A saved plan, and what of it is to be submitted."""
 
-    def __init__(self, repeats: int) -> None:
-        plan = Study(name="s", strategies=("ddp",), gpus=(1, 2), repeats=repeats).expand()
-        plan.save()
-        self.plan, self.site = plan, Site(name="here")
-        self.batches = make_batches(plan, list(plan.runs), self.site, LaunchRequest())
+    def __init__(self, repeats: int = 3) -> None:
+        self.plan = Study(name="s", strategies=("ddp",), gpus=(1, 2), repeats=repeats).expand()
+        self.plan.save()
+        self.batches = self.batches_of(list(self.plan.runs))
         self.order = [run_id for batch in self.batches for run_id in batch.run_ids]
 
+    def batches_of(self, run_ids: Sequence[str]) -> list[Batch]:
+        return make_batches(self.plan, run_ids, Site(name="here"), LaunchRequest())
+
     def submit(self, run_ids: Sequence[str] = ()) -> tuple[list[str], tuple[str, ...], str]:
-        batches = make_batches(self.plan, run_ids or self.order, self.site, LaunchRequest())
-        return submit.submit(self.plan, batches, self.site)
+        batches = self.batches_of(run_ids or self.order)
+        return submit.submit(self.plan, batches, Site(name="here"))
 
     def submission(self, run_id: str) -> dict[str, Any] | None:
         return read_json(self.plan.paths.run(run_id).submission)
@@ -85,7 +87,7 @@ def environment(slurm: Path, job_id: str) -> dict[str, str]:
 
 
 def test_an_array_for_each_shape_with_the_script_that_a_dry_run_prints(slurm: Path) -> None:
-    given = Given(repeats=3)
+    given = Given()
     assert given.submit() == (["7", "8"], (), "")
     for job_id, batch in zip(["7", "8"], given.batches, strict=True):
         text = submit.script(batch, given.plan.paths.submitit / "0")
@@ -124,7 +126,7 @@ def test_a_variable_of_an_outer_job_or_launcher_reaches_no_run() -> None:
 
 def test_a_refusal_is_told_before_anything_is_submitted_and_leaves_nothing(slurm: Path) -> None:
     """That there is no place for all of an array is no refusal."""
-    given = Given(repeats=3)
+    given = Given()
     limit(slurm, 2, "Invalid job array specification")
     with pytest.raises(UsageError, match="Invalid job array specification"):
         submit.check(given.plan.paths, given.batches)
@@ -138,7 +140,7 @@ def test_a_refusal_is_told_before_anything_is_submitted_and_leaves_nothing(slurm
 def test_what_slurm_took_stays_where_the_limit_of_jobs_is_reached(slurm: Path) -> None:
     """An array for which there is too little room is cut; the rest is for the next call."""
     limit(slurm, 4)
-    given = Given(repeats=3)
+    given = Given()
     jobs, left, note = given.submit()
     assert list(left) == given.order[4:] and len(jobs) == 2
     assert note.startswith("not submitted: 2 runs: sbatch rejected the job: ")
@@ -153,7 +155,7 @@ def test_what_slurm_took_stays_where_the_limit_of_jobs_is_reached(slurm: Path) -
 def test_another_refusal_ends_what_was_submitted(slurm: Path) -> None:
     limit(slurm, 3, "Invalid account or account/partition combination specified")
     with pytest.raises(UsageError, match=r"Invalid account.*; jobs 7 were cancelled"):
-        Given(repeats=3).submit()
+        Given().submit()
     assert (slurm / "cancelled").read_text() == "--state=PENDING 7\n7\n"
     (slurm / "cancelled").unlink()
     slurm_cluster.cancel([])  # a filter without a job would cancel every job of the user that waits
@@ -196,7 +198,7 @@ def test_a_study_that_slurm_took_in_part_says_how_it_goes_on(slurm, monkeypatch,
 def test_an_array_has_as_many_elements_as_the_cluster_takes(slurm, monkeypatch) -> None:
     (slurm / "slurm.conf").write_text("ClusterName=c\nMaxArraySize=2 # small\n")
     monkeypatch.setenv("SLURM_CONF", str(slurm / "slurm.conf"))
-    given = Given(repeats=3)
+    given = Given()
     assert [len(b.run_ids) for b in given.batches] == [2, 1, 2, 1]
     assert sorted(given.order) == sorted(given.plan.runs)
     assert given.submit()[0] == ["7", "8", "9", "10"]
