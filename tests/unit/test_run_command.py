@@ -17,14 +17,22 @@ from support.stub_srun import JOB, RUN, SRUN, Kit
 
 # In one write, as the stub of srun does not keep lines whole.
 SHOW = """
-import os, sys
-os.write(1, ascii([os.environ.get(n) for n in sys.argv[1:]]).encode() + b"\\n")
+import json, os, sys
+os.write(1, json.dumps([os.environ.get(n) for n in sys.argv[1:]]).encode() + b"\\n")
 """
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Kit:
     return Kit(tmp_path)
+
+
+def shown(run: Kit, *words: str, **env: str) -> list[list[str | None]]:
+    """What each rank has in these variables, which are named after run.sh's own options."""
+    options = [word for word in words if not word.isupper()]
+    names = [word for word in words if word.isupper()]
+    done = run(*options, "--", sys.executable, "-c", SHOW, *names, **env)
+    return sorted(json.loads(line) for line in done.stdout.splitlines()[1:])
 
 
 PLACES: dict[str, dict[str, str]] = {"here": {}, "slurm": JOB}
@@ -49,10 +57,7 @@ def test_the_command_arrives_whole_on_every_rank(run: Kit, place: str) -> None:
 
 def test_the_place_of_a_rank_comes_from_the_step(run: Kit) -> None:
     names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR"]
-    done = run("--", sys.executable, "-c", SHOW, *names, **JOB)
-    assert sorted(done.stdout.splitlines()[1:]) == [
-        ascii([str(r), str(r), "2", "2", "0", "nid007-ib"]) for r in (0, 1)
-    ]
+    assert shown(run, *names, **JOB) == [[r, r, "2", "2", "0", "nid007-ib"] for r in "01"]
     options = run.notes.read_text().splitlines()
     assert {"--kill-on-bad-exit=1", "--wait=0", "--ntasks=2", "--nodes=1"} <= set(options)
 
@@ -71,8 +76,7 @@ def test_the_port_is_of_the_job_and_outside_the_systems_range(run: Kit, monkeypa
         ports.add(step_port())
     assert len(ports) == 3
     assert all(1023 < port < 65536 and not low <= port <= high for port in ports)
-    done = run("--", sys.executable, "-c", SHOW, "MASTER_PORT", **JOB, MASTER_PORT="12345")
-    assert done.stdout.splitlines()[1:] == ["['12345']"] * 2
+    assert shown(run, "MASTER_PORT", **JOB, MASTER_PORT="12345") == [["12345"]] * 2
 
 
 @place
@@ -81,15 +85,13 @@ def test_what_a_program_is_told_of_its_run(run: Kit, place: str) -> None:
     names += ["JOBKIT_UNIT", "JOBKIT_WORK_PER_STEP", "JOBKIT_WARMUP_STEPS", "JOBKIT_WHY"]
     names += ["PYTHONSAFEPATH"]
     said = ["--unit", "kilo tokens", "--work-per-step", "1e3", "--warmup-steps", "7", "--why", "3"]
-    own = {"JOBKIT_UNIT": "stale", "PYTHONPATH": "/of the user:/b"}
-    shown = [str(run.run_dir), "my run's", run.folder.name]
-    shown += ["0", "1", "kilo tokens", "1e3", "7", "3", None]
-    command = ["--", sys.executable, "-c", SHOW, *names]
-    assert ascii(shown) in run(*said, *command, **PLACES[place], **own).stdout
-    bare = [*shown[:3], "1", None, None, None, "5", "5", None]
-    assert ascii(bare) in run("--no-auto", *command, **PLACES[place], **own).stdout
-    done = run("--no-auto", "--", sys.executable, "-c", SHOW, "PYTHONPATH", **own)
-    assert done.stdout.splitlines()[1] == ascii([f"/of the user:/b:{ROOT}/src"])
+    env = {**PLACES[place], "JOBKIT_UNIT": "stale", "PYTHONPATH": "/of the user:/b"}
+    ids = [str(run.run_dir), "my run's", run.folder.name]
+    told = [*ids, "0", "1", "kilo tokens", "1e3", "7", "3", None]
+    assert shown(run, *said, *names, **env)[0] == told
+    bare = [*ids, "1", None, None, None, "5", "5", None]
+    assert shown(run, "--no-auto", *names, **env)[0] == bare
+    assert shown(run, "--no-auto", "PYTHONPATH", **env)[0] == [f"/of the user:/b:{ROOT}/src"]
 
 
 STOPPED = "rank 1: ended by the stop signal, SIGUSR2, which the command does not handle"
@@ -170,8 +172,7 @@ SAVES = "trap 'exit 75' {}; echo ready; while :; do sleep 0.05; done"
 def test_a_warning_or_the_end_reaches_the_command(run, launcher, signum, code, status) -> None:
     own = ["--launcher", launcher, "--max-restarts=2" if code > 75 else "--nproc-per-node=1"]
     with run.start(*own, "--", "bash", "-c", SAVES.format("USR2")) as process:
-        assert process.stdout
-        assert "ready\n" in process.stdout  # reads up to that line, or to the end
+        assert process.stdout and "ready\n" in process.stdout  # reads up to that line
         process.send_signal(signum)
         assert process.wait(300) == code
     assert run_state(RunPaths(run.run_dir)).status == status

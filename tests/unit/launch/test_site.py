@@ -142,19 +142,14 @@ def started(tmp_path: Path, text: str) -> tuple[list[str], Any]:
 @pytest.mark.parametrize(
     ("text", "before_python"),
     [
-        ("", []),
         ("container = 'edf'\nimage = 'edf.toml'", [f"--environment={ROOT / 'edf.toml'}"]),
         ("container = 'edf'\nimage = 'pytorch'", ["--environment=pytorch"]),
-        (
-            "container = 'pyxis'\nimage = 'a#b:c'\nmounts = ['/x:/x', '/y z:/y']",
-            ["--container-image=a#b:c", "--container-mounts=/x:/x,/y z:/y"],
-        ),
-        (
-            "container = 'apptainer'\nimage = '/i m.sif'\ngpu_vendor = 'amd'",
-            ["apptainer", "exec", "--rocm", "/i m.sif"],
-        ),
+        ("container = 'pyxis'\nimage = 'a#b:c'\nmounts = ['/x:/x', '/y z:/y']",
+         ["--container-image=a#b:c", "--container-mounts=/x:/x,/y z:/y"]),
+        ("container = 'apptainer'\nimage = '/i m.sif'\ngpu_vendor = 'amd'",
+         ["apptainer", "exec", "--rocm", "/i m.sif"]),
     ],
-)
+)  # fmt: skip
 def test_containers_reach_srun(tmp_path: Path, text: str, before_python: list[str]) -> None:
     words, done = started(tmp_path, text)
     assert done.returncode == 0, done.stderr
