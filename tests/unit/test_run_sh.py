@@ -13,7 +13,7 @@ from jobkit.launch import start
 from jobkit.launch.start import MAX_RESTARTS, NO_CRASH, WARNING_S
 from jobkit.processes import pid_namespace
 from jobkit.spec.runspec import RunSpec
-from support.place import ROOT
+from support.place import ROOT, script
 from support.stub_srun import RUN, Fake
 
 HPC = ROOT / "hpc"
@@ -143,39 +143,33 @@ def test_help_shows_each_option_that_run_sh_takes(run: Fake) -> None:
 
 
 @pytest.mark.parametrize(
-    ("on_path", "own", "named", "taken", "job"),
+    ("on_path", "own", "named", "taken"),
     [
-        ("1", "0", False, "own", {}),  # a shell that has not activated the environment
-        ("1", "0", False, "own", IN_JOB),
-        ("0", "0", False, "other", {}),
-        ("1", "0", True, None, {}),  # what was named is not replaced
-        ("1", "1", False, None, IN_JOB),  # neither has torch
+        (1, 0, False, "own"),  # a shell that has not activated the environment
+        (0, 0, False, "other"),
+        (1, 0, True, None),  # what was named is not replaced
+        (1, 1, False, None),  # neither has torch
     ],
 )
 def test_the_checkouts_python_stands_in_for_one_without_torch(
-    run: Fake, on_path: str, own: str, named: bool, taken: str | None, job: dict[str, str]
+    tmp_path, on_path, own, named, taken, monkeypatch, capsys
 ) -> None:
-    root = run.folder / "the checkout"
-    (root / "src" / "jobkit").mkdir(parents=True)
-    (root / "run.sh").write_text(RUN.read_text())
-    ours = root / ".venv" / "bin" / "python"
+    ours = tmp_path / ".venv" / "bin" / "python"
     ours.parent.mkdir(parents=True)
-    run.python.rename(ours)
-    other = f'[ "$1" = -c ] && exit {on_path}; echo other >> "$NOTES.other"'
-    run.tool("python", f"#!/bin/sh\n{other}\n")
-    run.tool("srun", '#!/bin/bash\nuntil [[ $1 == *python ]]; do shift; done\nexec "$@"\n')
-    env = run.environ(PATH=f"{run.folder}:/usr/bin:/bin", NO_TORCH=own, JOBKIT_PYTHON="python")
-    if not named:
-        del env["JOBKIT_PYTHON"]
-    words = ["bash", str(root / "run.sh"), "--run-dir", str(run.run_dir), "--epochs", "1"]
-    done = subprocess.run(words, env=env | job, capture_output=True, text=True, cwd=root)
-    note = f"jobkit: note: no python on PATH that has torch: taking {ours}\n"
+    script(ours, f"#!/bin/sh\nexit {own}\n")
+    script(tmp_path / "python", f"#!/bin/sh\nexit {on_path}\n")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    if named:
+        monkeypatch.setenv("JOBKIT_PYTHON", "python")
+    run = start.read_run([str(tmp_path / "run.sh"), "0", "0"])
     if taken is None:
-        assert done.returncode == 2 and "has no torch and torchvision" in done.stderr
-    else:
-        assert (done.returncode, done.stderr) == (0, note if taken == "own" else "")
-    assert ("--attempt" in str(run.calls())) == (taken == "own")
-    assert (run.folder / "notes.other").exists() == (taken == "other")
+        with pytest.raises(UsageError, match="has no torch and torchvision: run 'make venv' once"):
+            start.choose_python(run)
+        return
+    start.choose_python(run)
+    note = f"jobkit: note: no python on PATH that has torch: taking {ours}\n"
+    shown = {"own": (str(ours), note), "other": ("python", "")}[taken]
+    assert (run.python, capsys.readouterr().err) == shown
 
 
 @pytest.mark.parametrize(
