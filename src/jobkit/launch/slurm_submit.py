@@ -4,7 +4,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from jobkit.launch.site import Site
 from jobkit.launch.slurm_options import Batch, Options, output_file
 from jobkit.launch.states import counted
 from jobkit.launch.task import collect_in_job, run_in_job, sweep_in_job
-from jobkit.paths import REPOSITORY, RunPaths, StudyPaths, write_json, write_whole
+from jobkit.paths import REPOSITORY, StudyPaths, write_json, write_whole
 from jobkit.permissions import next_folder, private_folder
 from jobkit.spec.study import Plan
 
@@ -145,47 +145,37 @@ def submit(
 
 def _submit(plan: Plan, batch: Batch, site: str, max_restarts: int | None, folder: Path) -> str:
     """Submit one array, and note each run's job in its folder; return the job's id."""
-    executor, lines, first = Executor(folder, batch), {}, {}
-    for run_id in batch.run_ids:
-        spec, paths = plan.runs[run_id], plan.paths.run(run_id)
+    executor, calls, records = Executor(folder, batch), [], []
+    runs = [plan.paths.run(run_id) for run_id in batch.run_ids]
+    for run_id, paths in zip(batch.run_ids, runs, strict=True):
+        spec = plan.runs[run_id]
         paths.folder.mkdir(exist_ok=True)
         write_whole(paths.site, site)  # which the job reads as it starts
         leave_spec(plan.paths, run_id, spec)
-        lines[run_id] = job_command(spec, paths, batch.whole, max_restarts)
-        first[run_id] = max(paths.attempt_numbers(), default=-1) + 1
-    calls = [(str(plan.paths.run(run_id).folder), line) for run_id, line in lines.items()]
+        line = job_command(spec, paths, batch.whole, max_restarts)
+        calls.append((str(paths.folder), line))
+        first = max(paths.attempt_numbers(), default=-1) + 1
+        records.append({"first_attempt": first, "shared": batch.whole, "command": line})
     if batch.whole:
         jobs = [executor.submit(sweep_in_job, calls)] * len(calls)
     else:
         with executor.batch():
             jobs = [executor.submit(run_in_job, *call) for call in calls]
-    for run_id, job in zip(batch.run_ids, jobs, strict=True):
-        record = {"first_attempt": first[run_id], "shared": batch.whole, "command": lines[run_id]}
-        _note_job(plan.paths.run(run_id), job, record)
+    for paths, job, record in zip(runs, jobs, records, strict=True):
+        ids = {"v": 1, "launcher": "slurm", "job_id": job.job_id, "submitted": time.time()}
+        write_json(paths.submission, {**ids, **record})
+        write_whole(paths.script, job.paths.submission_file.read_text())
+        paths.scheduler_log.unlink(missing_ok=True)
+        paths.scheduler_log.symlink_to(os.path.relpath(job.paths.stdout, paths.folder))
     return jobs[0].job_id.split("_")[0]
-
-
-def _note_job(paths: RunPaths, job: "Job[int]", more: Mapping[str, object]) -> None:
-    """Write into the run's folder: its job, the script, and a link to the job's output."""
-    submitted = {"v": 1, "launcher": "slurm", "job_id": job.job_id, "submitted": time.time()}
-    write_json(paths.submission, {**submitted, **more})
-    write_whole(paths.script, job.paths.submission_file.read_text())
-    paths.scheduler_log.unlink(missing_ok=True)
-    paths.scheduler_log.symlink_to(os.path.relpath(job.paths.stdout, paths.folder))
 
 
 def submit_collect(study: StudyPaths, options: Options, jobs: Sequence[str]) -> str:
     """Submit the job that collects and plots after these others; return its id."""
-    more: Options = {
-        **{k: v for k, v in options.items() if k not in _TRAINING_ONLY},
-        "job-name": f"{study.folder.name}-collect",
-        "nodes": "1",
-        "ntasks": "1",
-        "time": "00:15:00",
-        "output": output_file(study.collect_log),
-        "dependency": "afterany:" + ":".join(jobs),
-        "kill-on-invalid-dep": "yes",
-    }
+    more = {name: value for name, value in options.items() if name not in _TRAINING_ONLY}
+    more |= {"job-name": f"{study.folder.name}-collect", "output": output_file(study.collect_log)}
+    more |= {"nodes": "1", "ntasks": "1", "time": "00:15:00"}
+    more |= {"dependency": f"afterany:{':'.join(jobs)}", "kill-on-invalid-dep": "yes"}
     words = ["bash", str(REPOSITORY / "plot_results.sh"), str(study.folder)]
     job = Executor(_new_folder(study), Batch((), more)).submit(collect_in_job, words)
     write_json(study.collect_job, {"job_id": str(job.job_id)})

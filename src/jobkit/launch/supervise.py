@@ -90,9 +90,8 @@ def claim_attempt(run: Run, signals: Signals) -> None:
 
 def join_attempt(run: Run, signals: Signals) -> int:
     """On machine K: the attempt that machine 0 has begun, and in which this machine is not yet."""
-    wait_s = int(run.options.get("start-timeout", 60))
-    deadline = time.monotonic() + wait_s
-    while time.monotonic() < deadline:
+    wait_s, begin = int(run.options.get("start-timeout", 60)), time.monotonic()
+    while time.monotonic() < begin + wait_s:
         numbers = [int(n) for n in file_names(run.paths.attempts) if re.fullmatch("[0-9]{1,6}", n)]
         folder = run.paths.attempts / str(max(numbers, default=0))
         outcome = read_json(folder / "outcome.json") or {}
@@ -239,10 +238,9 @@ def mark_rank(run: Run, kind: str, local_rank: int, code: int) -> None:
         file.write(f"{code} {who}{reason}\n" if kind == "failed" else f"{who}{reason}\n")
 
 
-def read_mark(run: Run, kind: str) -> str | None:
-    """What a rank noted of its end; None where none did."""
+def read_note(path: Path) -> str | None:
+    """What a small file says, as of a rank's end; None where there is none."""
     with contextlib.suppress(OSError):
-        path = run.paths.attempts / str(run.attempt) / kind
         return read_regular(path, 1 << 16, follow=False).decode(errors="replace").strip()
     return None
 
@@ -253,8 +251,7 @@ def judge(run: Run, code: int) -> int:
         return judge_command(run, code)
     if run.only:
         return code
-    path = run.paths.outcome(run.attempt)
-    deadline = time.monotonic() + OUTCOME_S
+    path, deadline = run.paths.outcome(run.attempt), time.monotonic() + OUTCOME_S
     if run.machine and (not code or run.stopped):  # rank 0 may still write it
         while not path.exists() and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -269,8 +266,8 @@ def judge(run: Run, code: int) -> int:
 
 def judge_command(run: Run, code: int) -> int:
     """The exit code of a command's attempt, by what its ranks noted; writes outcome.json."""
-    status, reason = "ok", ""
-    failed, preempted = read_mark(run, "failed"), read_mark(run, "preempted")
+    status, reason, folder = "ok", "", run.paths.attempts / str(run.attempt)
+    failed, preempted = read_note(folder / "failed"), read_note(folder / "preempted")
     if failed is not None:
         match = re.fullmatch(r"([0-9]{1,3}) (.*)", failed, re.DOTALL)
         status, code, reason = "failed", 1, failed
@@ -355,22 +352,18 @@ def prepare_allocation(run: Run) -> None:
 def note_first(run: Run) -> None:
     """Note the job's first attempt: with it the restarts are bounded, also after a requeue."""
     path, job_id = run.paths.attempts / "first", os.environ["SLURM_JOB_ID"]
-    if int(os.environ.get("SLURM_RESTART_COUNT") or 0):
-        with contextlib.suppress(OSError, ValueError):
-            text = read_regular(path, 1 << 16, follow=False).decode()
-            match = re.match(r"(\S+) ([0-9]{1,6})\n", text)
-            if match and match[1] == job_id:
-                run.first = int(match[2])
+    match = re.fullmatch(r"(\S+) ([0-9]{1,6})", read_note(path) or "")
+    if int(os.environ.get("SLURM_RESTART_COUNT") or 0) and match and match[1] == job_id:
+        run.first = int(match[2])
     write_whole(path, f"{job_id} {run.first}\n")
 
 
 def check_preflight(run: Run) -> int:
     """Check the allocation on every rank; return 5 where a check fails."""
     env = start.step_environment({**os.environ, "JOBKIT_PREFLIGHT_SECRET": os.urandom(16).hex()})
-    folder = [] if run.only else ["--run-dir", str(run.folder)]
-    words = ["--dataset", "synthetic"] if run.command else run.training  # its data are its own
-    line = start.srun_training(run, env, ["jobkit.checks.preflight.cli", *folder, *words])
-    if subprocess.run(line, env=env).returncode == 0:
+    words = ["jobkit.checks.preflight.cli", *([] if run.only else ["--run-dir", str(run.folder)])]
+    words += ["--dataset", "synthetic"] if run.command else run.training  # its data are its own
+    if subprocess.run(start.srun_training(run, env, words), env=env).returncode == 0:
         return Exit.OK
     say("error", "preflight failed: nothing was trained")
     return Exit.PREFLIGHT
@@ -466,8 +459,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         adopt_orphans()
         code = run_attempts(run, signals)
     if run.job is not None:
-        end = {"ended": time.time(), "elapsed_s": round(time.monotonic() - begun, 3)}
-        write_json(run.paths.job, {**run.job, **end, "exit_code": code})
+        took_s = round(time.monotonic() - begun, 3)
+        end = {"ended": time.time(), "elapsed_s": took_s, "exit_code": code}
+        write_json(run.paths.job, {**run.job, **end})
     if code == Exit.AGAIN and run.allocation and not run.stopped:
         requeue(run)
     if code == Exit.USAGE and run.new_folder and not run.paths.spec.exists():
