@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jobkit.outcome import slurm_jobs
+from jobkit.processes import environments
 
 FIRST_LOOK_S, LAST_LOOK_S, SLOWER = 0.5, 10.0, 1.4  # seconds between two looks, and their growth
 MIN_LOOKS = 3  # at all ranks of this machine, before nothing seen means something
@@ -64,14 +65,11 @@ class Watch:
 def ranks_of(run_dir: str) -> tuple[dict[int, list[int]], int]:
     """The processes of each rank of a run on this machine, and how many ranks the run has."""
     pids, size = dict[int, list[int]](), 0
-    wanted = b"JOBKIT_RUN_DIR=" + os.fsencode(run_dir)
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError, ValueError):  # it has ended, or is another user's
-            words = path.read_bytes().split(b"\0")
-            if wanted in words:
-                own = dict(word.split(b"=", 1) for word in words if b"=" in word)
-                pids.setdefault(int(own.get(b"RANK", b"")), []).append(int(path.parent.name))
-                size = max(size, int(own.get(b"WORLD_SIZE", b"0")))
+    for pid, own in environments():
+        if own.get("JOBKIT_RUN_DIR") == run_dir:
+            with contextlib.suppress(ValueError):  # it is no rank
+                pids.setdefault(int(own.get("RANK", "")), []).append(pid)
+                size = max(size, int(own.get("WORLD_SIZE", "0")))
     return pids, size
 
 
