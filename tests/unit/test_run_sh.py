@@ -91,11 +91,9 @@ def test_words_that_cannot_be_started_are_refused(monkeypatch: pytest.MonkeyPatc
 )
 def test_what_cannot_be_started_is_one_line_and_2(run, words, extra, message) -> None:
     done = run(*words.split(), **extra)
-    assert done.returncode == 2
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert done.stderr.startswith("jobkit: error: ") and message in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert not run.run_dir.exists()
-    assert [call for call in run.calls() if "--attempt" in call] == []
+    assert not run.run_dir.exists() and "--attempt" not in str(run.calls())
 
 
 @pytest.mark.parametrize(("visible", "ranks"), [({}, "2"), ({"CUDA_VISIBLE_DEVICES": "1"}, "1")])
@@ -217,7 +215,6 @@ def test_in_an_allocation_srun_starts_the_payload(run: Fake) -> None:
     [
         ({"SLURM_GPUS_PER_TASK": "1"}, "--gpu-bind=none", "closest"),
         ({"SLURM_GPUS_PER_TASK": "1", "SLURM_GPU_BIND": "closest"}, "CPU_BIND=none", "--gpu-bind"),
-        ({}, "CPU_BIND=none", "--gpu-bind"),
         ({"SLURM_CPU_BIND": "x"}, "CPU_BIND=x", "--gpu-bind"),
         ({"SLURM_CPU_BIND": "x", "SLURM_STEP_ID": "4294967290"}, "CPU_BIND=none", "--gpu-bind"),
     ],

@@ -25,12 +25,10 @@ def test_what_a_job_runs(codes, requeued, ok, bad, started, tmp_path, monkeypatc
         seen.append(folder.name)
         return codes[folder.name], False
 
-    def state(paths: Any) -> RunState:
-        return RunState(status="ok" if paths.folder.name in ok else "preempted")
-
+    status = {name: RunState(status="ok" if name in ok else "preempted") for name in codes}
     monkeypatch.setattr(task, "_run", run)
     monkeypatch.setattr(task, "Signals", lambda: None)
-    monkeypatch.setattr(task, "run_state", state)
+    monkeypatch.setattr(task, "run_state", lambda paths: status[paths.folder.name])
     monkeypatch.setenv("SLURM_RESTART_COUNT", str(requeued))
     assert task.sweep_in_job([(str(tmp_path / name), ["true"]) for name in codes]) == bad
     assert "".join(seen) == started
