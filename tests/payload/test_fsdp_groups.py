@@ -101,15 +101,8 @@ def test_batch_normalisation_in_low_precision_is_one_group(
 
 
 def test_a_list_of_modules_is_no_block_but_its_elements_are(two_ranks: None) -> None:
-    class Listed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList([nn.Linear(3072, 30), nn.Linear(30, 10)])
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for layer in self.layers:
-                x = layer(x.flatten(1))
-            return x
-
-    strategy, _ = step_of(Listed(), fsdp_group_mib=0.0)
+    model = nn.Module()
+    model.layers = nn.ModuleList([nn.Linear(3072, 30), nn.Linear(30, 10)])
+    model.forward = lambda x: model.layers[1](model.layers[0](x.flatten(1)))
+    strategy, _ = step_of(model, fsdp_group_mib=0.0)
     assert [g.parameters for g in strategy.groups if g.parameters] == [310, 92_190]

@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,7 +33,6 @@ RUN = [
 SLOW = """
 import functools, os, time
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -52,13 +52,11 @@ if WHERE == "reduce":  # fsdp: once a step for a model of one block
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives
     scatter = _fsdp_collectives.DefaultReduceScatter
     scatter.__call__ = slowed(scatter.__call__)
-if WHERE == "allreduce" or (WHERE == "allreduce 1" and os.environ["RANK"] == "1"):
-    # ddp: one bucket, so once a step
+if WHERE == "allreduce" and os.environ["RANK"] == "1":  # ddp: one bucket, so once a step
     init = DistributedDataParallel.__init__
     def with_hook(self, *args, **kwargs):
         init(self, *args, **kwargs)
-        if self.process_group.size() > 1:  # one rank alone has nothing to wait for
-            self.register_comm_hook(None, slowed(allreduce_hook))
+        self.register_comm_hook(None, slowed(allreduce_hook))
     DistributedDataParallel.__init__ = with_hook
 class Model(nn.Module):
     def __init__(self):
@@ -99,7 +97,7 @@ LONG = pytest.mark.long
 @pytest.mark.parametrize(
     ("strategy", "slow", "where"),
     [
-        ("ddp", "allreduce 1", "late"),
+        ("ddp", "allreduce", "late"),
         pytest.param("ddp", "step", "host_s", marks=LONG),
         pytest.param("fsdp", "reduce", "host_s", marks=LONG),
     ],
@@ -132,7 +130,7 @@ def test_measuring_leaves_no_trace_in_the_training(
     finals, timed = [], []
     for steps in ("5", "0"):
         done = run(forge, own, 2, *words, "--why", steps, "--checkpoint-every", "epoch")
-        assert bool(causes(done)) is (steps != "0")
+        assert ("compute_s" in causes(done)) is (steps != "0")
         assert len(done.records("difference")) == (steps != "0" and "ddp" in words)
         finals.append((final(done), done.losses()))
         timed.append(done.record("epoch")["timed_images"])
@@ -150,7 +148,6 @@ def test_one_rank_alone_has_no_communication(forge: Start, own: Path) -> None:
     assert (done.paths.folder / "traces" / "why.rank0.json.gz").exists()
 
 
-CPU = torch.device("cpu")
 COMPILING_S, STEP_S = 0.3, 0.002
 
 
@@ -159,13 +156,13 @@ def test_compiling_for_the_last_batch_is_not_timed(
     monkeypatch: pytest.MonkeyPatch, compiles: bool, images: int, seconds: float
 ) -> None:
     """8 + 8 + 8 + 3 timed samples after two iterations of warm-up; the last 3 are another size."""
-    spec, place = RunSpec(strategy="single", model="mlp", warmup_iterations=2), RankEnv()
-    strategy = Single(spec, place, CPU)
+    spec, cpu = RunSpec(strategy="single", model="mlp", warmup_iterations=2), torch.device("cpu")
+    strategy = Single(spec, RankEnv(), cpu)
     strategy.setup(build_model(spec, 10))
     trainer = Trainer(
-        spec=RunSpec(strategy="single", compile=compiles, warmup_iterations=2),
-        group=SimpleNamespace(place=place, device=CPU),  # type: ignore[arg-type]
-        data=DeviceData(synthetic(43, 10), CPU, RunSpec(augment=False)),
+        spec=replace(spec, compile=compiles),
+        group=SimpleNamespace(place=RankEnv()),  # type: ignore[arg-type]
+        data=DeviceData(synthetic(43, 10), cpu, spec),
         batches=Batches(43, 8, 0, 1, 1, 0),
         strategy=strategy,
         optimizer=make_optimizer(strategy),
@@ -190,8 +187,6 @@ def test_compiling_for_the_last_batch_is_not_timed(
 
 
 def test_an_empty_batch_meets_sync_batch_norm_in_fp32() -> None:
-    norm = torch.nn.SyncBatchNorm(3)
-    (empty,) = _empty_in_fp32(norm, (torch.zeros(0, 3, 4, 4, dtype=torch.bfloat16),))
-    assert empty.dtype is torch.float32
-    some = torch.zeros(2, 3, 4, 4, dtype=torch.bfloat16)
-    assert _empty_in_fp32(norm, (some,))[0] is some
+    norm, some = torch.nn.SyncBatchNorm(3), torch.zeros(2, 3, 4, 4, dtype=torch.bfloat16)
+    kinds = [_empty_in_fp32(norm, (images,))[0].dtype for images in (some[:0], some)]
+    assert kinds == [torch.float32, torch.bfloat16]

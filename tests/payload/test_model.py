@@ -14,9 +14,8 @@ from torch import nn
 from jobkit.errors import UsageError
 from jobkit.payload import run
 from jobkit.payload.batches import MEAN, STD, Batches, Progress
-from jobkit.payload.data import synthetic
 from jobkit.payload.model import CNN, build_model
-from jobkit.payload.place import RankEnv, read_rank_env
+from jobkit.payload.place import RankEnv
 from jobkit.payload.recipe import (
     FastCNN,
     identity_convolution,
@@ -33,32 +32,21 @@ OWN = """
 import torch
 from torch import nn
 
-class Fine(nn.Module):
+class Fine(nn.Sequential):
     def __init__(self, num_classes):
-        super().__init__()
-        self.layer = nn.Linear(3072, num_classes)
-    def forward(self, x):
-        return self.layer(x.flatten(1))
+        super().__init__(nn.Flatten(), nn.Linear(3072, num_classes))
 
-def ten():
-    return Fine(10)
-
-class Wrong(Fine):
+class Crash(nn.Linear):
     def __init__(self):
-        super().__init__(7)
+        super().__init__(3072, 10)
 
-class Crash(Fine):
-    def forward(self, x):
-        return self.layer(x)
-
-def nothing():
-    return None
-
-def greedy(num_classes, depth, width=2):
-    return Fine(num_classes)
-
+ten = lambda: Fine(10)
+wrong = lambda: Fine(7)
+nothing = lambda: None
+greedy = lambda num_classes, depth, width=2: Fine(num_classes)
 number = 3
 """
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +95,7 @@ def test_resnet18_keeps_small_images_large() -> None:
         ("own_models:number", "3 is not a callable object"),
         ("own_models:greedy", "missing a required argument: 'depth'"),
         ("own_models:nothing", "made a NoneType, not a torch.nn.Module"),
-        ("own_models:Wrong", "gives (2, 7) for 2 images, not (2, 10)"),
+        ("own_models:wrong", "gives (2, 7) for 2 images, not (2, 10)"),
         ("own_models:Crash", "fails on (2, 3, 32, 32) images: "),
     ],
 )
@@ -123,31 +111,35 @@ REDUCE = RunSpec(strategy="fsdp", fsdp_reduce_fp32=False, precision="fp32")
 
 
 @pytest.mark.parametrize(
-    ("spec", "device", "lines"),
+    ("spec", "device", "line"),
     [
-        (RunSpec(), "cpu", []),
-        (RunSpec(strategy="fsdp", ddp_bucket_mib=3.0), "cpu", ["--ddp-bucket-mib has no effect"]),
-        (RunSpec(fsdp_cpu_offload=True), "cuda", ["--fsdp-cpu-offload has no effect: it needs"]),
-        (OFFLOAD, "cpu", ["--fsdp-cpu-offload has no effect: it needs a GPU"]),
-        (OFFLOAD, "cuda", []),
-        (RunSpec(optimizer="adamw", momentum=0.5), "cpu", ["--momentum has no effect"]),
-        (RunSpec(lr_base_batch_size=64), "cpu", ["--lr-base-batch-size has no effect"]),
-        (RunSpec(lr_base_batch_size=64, lr_scaling="sqrt"), "cpu", []),
-        (RunSpec(model="own_models:ten", width=2), "cpu", ["--width has no effect"]),
-        (RunSpec(fp32="tf32", device="cpu"), "cpu", ["--fp32 has no effect: it needs a GPU"]),
-        (RunSpec(fp32="tf32", deterministic=True, device="cpu"), "cuda", []),
-        (RunSpec(fp32="ieee"), "cpu", []),  # as the spec.json of a run on a CPU has it
-        (RunSpec(deterministic=True), "cpu", ["--deterministic has no effect: it needs a GPU"]),
-        (REDUCE, "cpu", ["--fsdp-reduce-fp32 has no effect: it needs a lower precision"]),
+        (RunSpec(), "cpu", ""),
+        (RunSpec(strategy="fsdp", ddp_bucket_mib=3.0), "cpu", "--ddp-bucket-mib"),
+        (
+            RunSpec(fsdp_cpu_offload=True),
+            "cuda",
+            "--fsdp-cpu-offload has no effect: it needs st",
+        ),
+        (OFFLOAD, "cpu", "--fsdp-cpu-offload has no effect: it needs a GPU"),
+        (OFFLOAD, "cuda", ""),
+        (RunSpec(optimizer="adamw", momentum=0.5), "cpu", "--momentum"),
+        (RunSpec(lr_base_batch_size=64), "cpu", "--lr-base-batch-size"),
+        (RunSpec(lr_base_batch_size=64, lr_scaling="sqrt"), "cpu", ""),
+        (RunSpec(model="own_models:ten", width=2), "cpu", "--width"),
+        (RunSpec(fp32="tf32", device="cpu"), "cpu", "--fp32 has no effect: it needs a GPU"),
+        (RunSpec(fp32="tf32", deterministic=True, device="cpu"), "cuda", ""),
+        (RunSpec(fp32="ieee"), "cpu", ""),  # as the spec.json of a run on a CPU has it
+        (RunSpec(deterministic=True), "cpu", "--deterministic"),
+        (REDUCE, "cpu", "--fsdp-reduce-fp32 has no effect: it needs a lower precision"),
     ],
 )
 def test_a_setting_without_effect_is_told(
-    monkeypatch: pytest.MonkeyPatch, spec: RunSpec, device: str, lines: list[str]
+    monkeypatch: pytest.MonkeyPatch, spec: RunSpec, device: str, line: str
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     said = [*run.warnings_of(spec, RankEnv(), device, 1000, normalised=False)]
-    assert len(said) == len(lines)
-    assert all(any(s.startswith(line) for s in said) for line in lines)
+    assert len(said) == bool(line)
+    assert not line or said[0].startswith(line)
 
 
 @pytest.mark.parametrize(
@@ -172,23 +164,11 @@ def test_what_spoils_the_numbers_is_told(
     assert line is None or re.search(line, said[0])
 
 
-def test_a_place_comes_from_torchrun_else_slurm_else_one_process() -> None:
-    torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    assert read_rank_env({}) == RankEnv()
-    place = read_rank_env({**torchrun, "MASTER_ADDR": "h", "MASTER_PORT": "5", "SLURM_PROCID": "0"})
-    assert (place.rank, place.nodes, place.master_addr, place.master_port) == (3, 2, "h", 5)
-    with pytest.raises(UsageError, match="do not fill nodes of 3"):
-        read_rank_env({**torchrun, "LOCAL_WORLD_SIZE": "3"})
-
-
-CPU = torch.device("cpu")
-
-
 def normalised(images: torch.Tensor) -> torch.Tensor:
     return ((images.float() - torch.tensor(MEAN)) / torch.tensor(STD)).permute(0, 3, 1, 2)
 
 
-# Whitening
+# The recipe
 
 
 def smooth_images(count: int) -> torch.Tensor:
@@ -214,37 +194,30 @@ def test_the_filters_whiten_the_patches() -> None:
     assert (after - torch.eye(12)).abs().max() < 0.03
 
 
-def test_the_first_layer_is_seen_both_ways_and_is_not_trained() -> None:
-    model = FastCNN(10)
-    images = synthetic(600, 10).train.images
-    model.fit_whitening(images)
-    first, second = model.whitening.weight.chunk(2)
-    assert torch.equal(first, -second)
-    assert torch.equal(first, whitening_filters(images))  # all 600: fewer than are asked for
-    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
-    norms = {f"block{b}.{i}.weight" for b in (1, 2, 3) for i in (2, 5)}
-    assert frozen == {"whitening.weight", *norms}
-
-
-def test_images_of_every_class_are_seen() -> None:
+def test_the_first_layer_whitens_images_of_every_class_both_ways_and_is_not_trained() -> None:
     """Sources are sorted by class: the first images alone would be of one."""
     dark, bright = smooth_images(5000) // 8, smooth_images(5000)
     model = FastCNN(10)
     model.fit_whitening(torch.cat([dark, bright]))
-    both = whitening_filters(torch.cat([dark[::2], bright[::2]]))
-    assert torch.allclose(model.whitening.weight[:12], both)
+    first, second = model.whitening.weight.chunk(2)
+    assert torch.equal(first, -second)
+    assert torch.allclose(first, whitening_filters(torch.cat([dark[::2], bright[::2]])))
+    model.fit_whitening(dark[:600])  # fewer than are asked for
+    assert torch.equal(model.whitening.weight[:12], whitening_filters(dark[:600]))
+    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+    assert frozen == {
+        "whitening.weight",
+        *(f"block{b}.{i}.weight" for b in (1, 2, 3) for i in (2, 5)),
+    }
 
 
-# The network
-
-
-@pytest.mark.parametrize(("channels_in", "channels_out"), [(4, 9), (24, 16)])
-def test_convolutions_begin_as_the_identity(channels_in: int, channels_out: int) -> None:
-    x, count = torch.randn(2, channels_in, 6, 6), min(channels_in, channels_out)
-    made = identity_convolution(channels_in, channels_out)
-    with torch.no_grad():
-        assert torch.allclose(made(x)[:, :count], x[:, :count])
-    assert all(int((w != 0).sum()) > 1 for w in made.weight[count:])
+@torch.no_grad()
+def test_convolutions_begin_as_the_identity() -> None:
+    for channels_in, channels_out in ((4, 9), (24, 16)):
+        x, count = torch.randn(2, channels_in, 6, 6), min(channels_in, channels_out)
+        layer = identity_convolution(channels_in, channels_out)
+        assert torch.allclose(layer(x)[:, :count], x[:, :count])
+        assert all(int((w != 0).sum()) > 1 for w in layer.weight[count:])
 
 
 def test_the_fast_cnn_takes_any_batch_and_width_and_can_be_deterministic(
@@ -262,9 +235,6 @@ def test_the_fast_cnn_takes_any_batch_and_width_and_can_be_deterministic(
         assert torch.equal(model.pool(pooled), pooled.amax((2, 3)))
 
 
-# The optimizer
-
-
 def test_biases_learn_faster_and_that_of_the_whitening_for_three_epochs() -> None:
     spec, model = RunSpec(speed_run=True, weight_decay=0.64), FastCNN(10)
     others, biases, whitening = trained_parameters(model, spec)
@@ -272,9 +242,8 @@ def test_biases_learn_faster_and_that_of_the_whitening_for_three_epochs() -> Non
     assert (biases["lr_factor"], biases["weight_decay"]) == (64.0, 0.01)
     assert [p.shape for p in whitening["params"]] == [(24,)]
     assert len(others["params"]) == 7  # six convolutions and the last layer
-    assert trained_parameters(model, RunSpec()) == [
-        p for p in model.parameters() if p.requires_grad
-    ]
+    every = [p for p in model.parameters() if p.requires_grad]
+    assert trained_parameters(model, RunSpec()) == every
     trainer = SimpleNamespace(
         spec=spec, peak_lr=0.1, progress=Progress(), batches=Batches(64, 64, 0, 1, 1, 0),
         optimizer=torch.optim.SGD([others, biases, whitening], lr=1.0),
@@ -292,15 +261,13 @@ def test_lookahead_is_the_formula_written_out() -> None:
     """Twelve epochs of one step of SGD on a known gradient, in plain numbers beside torch's."""
     weight = nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    progress = Progress()
     trainer = SimpleNamespace(
-        spec=RunSpec(speed_run=True, epochs=12),
         optimizer=optimizer,
-        progress=progress,
+        progress=(progress := Progress()),
         batches=Batches(6, 8, 0, 1, 1, 0),
         total_steps=12,
     )
-    look_ahead(trainer)  # type: ignore[arg-type]
+    look_ahead(trainer)
     own, slow = [1.0, -2.0], None
     for step in range(1, 13):
         weight.grad = 2 * weight.detach()

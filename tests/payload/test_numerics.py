@@ -22,14 +22,20 @@ from support.fake_cuda import GPU
 VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring"}
 
 
+SWITCHES = ("allow_tf32", "benchmark", "deterministic")
+
+
 @pytest.fixture(autouse=True)
 def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = (cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark, cudnn.deterministic)
-    yield
-    cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark, cudnn.deterministic = before
+    tf32, *before = matmul.allow_tf32, *(getattr(cudnn, name) for name in SWITCHES)
+    with torch.random.fork_rng([]):
+        yield
+    matmul.allow_tf32 = tf32
+    for name, value in zip(SWITCHES, before, strict=True):
+        setattr(cudnn, name, value)
     torch.use_deterministic_algorithms(False)
 
 
@@ -48,9 +54,8 @@ def test_every_switch_is_set_and_recorded(before: bool, fp32: str, deterministic
     tf32, fast = fp32 == "tf32", not deterministic
     assert flags() == (tf32, tf32, fast, deterministic, deterministic)
     found = recorded(GPU)
-    assert found.pop("cudnn")
     said = {"cudnn_benchmark": str(fast).lower(), "deterministic": str(deterministic).lower()}
-    assert found == {**said, "fp32": fp32}
+    assert found == {**said, "fp32": fp32, "cudnn": str(cudnn.version())}
     cudnn.allow_tf32, matmul.allow_tf32 = True, False
     assert recorded(GPU)["fp32"] == "mixed"
 
@@ -60,8 +65,7 @@ def test_on_the_cpu_nothing_is_set_or_recorded() -> None:
     environ: dict[str, str] = {}
     set_environment(spec, environ)
     configure(spec, torch.device("cpu"))
-    assert (environ, flags()) == ({}, before)
-    assert recorded(torch.device("cpu")) == {}
+    assert (environ, flags(), recorded(torch.device("cpu"))) == ({}, before, {})
 
 
 def test_a_variable_of_the_users_is_kept_and_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,17 +81,14 @@ def test_the_variables_are_there_before_the_first_call_of_cuda(
 ) -> None:
     seen: list[dict[str, str]] = []
 
-    class FirstCall(BaseException):
-        pass
-
     def first_call() -> int:
         seen.append({name: os.environ[name] for name in VARIABLES if name in os.environ})
-        raise FirstCall
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(torch.cuda, "device_count", first_call)
     spec = RunSpec(deterministic=True, device="cuda")
     job = run.RankJob(spec=spec, place=RankEnv(), paths=None)
-    with pytest.raises(FirstCall):
+    with pytest.raises(KeyboardInterrupt):
         run.set_up(job, Reporter(None, 0, 0))
     torch.distributed.destroy_process_group()
     assert seen == [VARIABLES]
@@ -142,15 +143,6 @@ def test_a_drill_on_gpus_is_deterministic(device: str, deterministic: bool) -> N
     assert isinstance(spec, RunSpec) and spec.deterministic is deterministic
 
 
-CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def _kept() -> Iterator[None]:
-    with torch.random.fork_rng([]):
-        yield
-
-
 def drawn(rank: int, seed: int = 0, iteration: int = 0) -> tuple[float, ...]:
     """What a rank draws first, after all have seeded alike."""
     torch.manual_seed(seed)
@@ -169,8 +161,7 @@ def test_no_two_ranks_repeats_or_resumed_runs_draw_the_same() -> None:
 
 
 def test_each_gpu_of_one_process_has_numbers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    at: list[int] = []
-    seeds: list[int] = []
+    at, seeds = list[int](), list[int]()
     monkeypatch.setattr(torch.cuda, "device", lambda gpu: at.append(gpu) or nullcontext())
     monkeypatch.setattr(torch.cuda, "manual_seed", seeds.append)
     seed_rank(0, 0, 4)

@@ -29,6 +29,8 @@ ROUNDING = 10 if os.environ.get("JOBKIT_TEST_DEVICE") == "cuda" else 1
 UNEVEN = ["--dataset", "synthetic", "--train-samples", "100", "--test-samples", "101"]
 UNEVEN += NO_BREAKDOWN
 PLAIN = [*UNEVEN, "--epochs", "2", "--global-batch-size", "23", "--eval-batch-size", "17"]
+TINY = ["--dataset", "synthetic", "--train-samples", "64", "--test-samples", "20", *NO_BREAKDOWN]
+TINY += ["--model", "mlp", "--epochs", "1", "--global-batch-size", "32", "--lr", "0.02"]
 WAYS = {
     "sgd": ["--lr", "0.1"],
     # 5 microbatches of 4 or 5 samples; at 3 ranks of 1 or 2, and none in the last batch.
@@ -81,26 +83,19 @@ def test_losses_are_those_of_one_process(
 
 def test_the_mean_of_a_batch_is_over_its_own_samples(forge: Start) -> None:
     """All 8 samples are one step, whether the global batch has room for them alone or for more."""
-    words = [*UNEVEN[:2], "--train-samples", "8", "--test-samples", "9", "--epochs", "2"]
-    words += NO_BREAKDOWN
+    words = [*UNEVEN, "--train-samples", "8", "--epochs", "2", "--lr", "0.1"]
     full, smaller = (
-        forge(1, *words, "--lr", "0.1", "--strategy", "single", "--global-batch-size", size)
+        forge(1, *words, "--strategy", "single", "--global-batch-size", size)
         for size in ("8", "11")
     )
     assert_same(smaller, full)
-
-
-def test_the_ways_differ(truth: Truth) -> None:
-    """Otherwise equal curves would say nothing of clipping or of the optimizer."""
-    finals = [round(truth(way).losses()[1], 4) for way in ("accumulate", "clip", "adamw", "recipe")]
-    assert len(set(finals)) == 4
 
 
 @pytest.mark.on_device
 @pytest.mark.parametrize("strategy", ["fsdp", pytest.param("ddp", marks=LONG)])
 def test_a_step_may_be_smaller_than_the_ranks(forge: Start, strategy: str) -> None:
     """Batches of 3 over 4 ranks: one rank has nothing to do in each step, and none hangs."""
-    words = [*UNEVEN[:2], "--train-samples", "7", "--test-samples", "3", "--epochs", "2"]
+    words = [*UNEVEN, "--train-samples", "7", "--test-samples", "3", "--epochs", "2"]
     words += ["--global-batch-size", "3", "--lr", "0.01"]
     one, four = (
         forge(world, *words, "--strategy", kind) for world, kind in ((1, "single"), (4, strategy))
@@ -121,11 +116,8 @@ def test_a_batch_a_rank_is_the_same_as_its_global_batch(forge: Start) -> None:
     [("bf16", "ddp"), ("fp16", "fsdp"), pytest.param("fp16", "ddp", marks=LONG)],
 )
 def test_low_precision_stays_near_the_truth(forge: Start, strategy: str, precision: str) -> None:
-    words = ["--dataset", "synthetic", "--train-samples", "64", "--test-samples", "20"]
-    words += [*NO_BREAKDOWN, "--model", "mlp", "--epochs", "1", "--global-batch-size", "32"]
-    words += ["--lr", "0.02"]
-    full = forge(1, *words, "--strategy", "single")
-    low = forge(2, *words, "--precision", precision, "--strategy", strategy)
+    full = forge(1, *TINY, "--strategy", "single")
+    low = forge(2, *TINY, "--precision", precision, "--strategy", strategy)
     assert low.codes == [0, 0], low.out
     assert low.losses() == pytest.approx(full.losses(), rel=0.02)
     assert low.losses() != full.losses()
@@ -169,16 +161,13 @@ def test_the_recipe_trains(forge: Start) -> None:
     assert losses[-1] < 0.9 * losses[0]
     assert "test-time augmentation: --speed-run" in done.out
     assert done.record("run_start")["spec"]["speed_run"] is True
-    # Every weight is there once, and the images' own filters came to every rank.
     assert done.record("run_start")["parameters"] == 127_096
 
 
 @LONG
 @pytest.mark.needs("g++")  # torch.compile on the CPU
 def test_compiling_changes_no_loss_and_its_time_is_recorded(forge: Start) -> None:
-    words = ["--dataset", "synthetic", "--train-samples", "64", "--test-samples", "32"]
-    words += [*NO_BREAKDOWN, "--model", "mlp", "--epochs", "1", "--global-batch-size", "32"]
-    words += ["--lr", "0.02", "--eval-batch-size", "32", "--strategy", "single"]
+    words = [*TINY, "--test-samples", "32", "--eval-batch-size", "32", "--strategy", "single"]
     plain = forge(1, *words)
     compiled = forge(1, *words, "--compile", timeout_s=800)
     assert compiled.codes == [0], compiled.out
@@ -188,7 +177,7 @@ def test_compiling_changes_no_loss_and_its_time_is_recorded(forge: Start) -> Non
     assert startup["compile_s"] > compiled.record("epoch")["epoch_time_s"]
     assert startup["total_s"] > startup["compile_s"]
     assert startup["first_step_s"] is None
-    assert [r["compile_s"] for r in plain.records("startup")] == [None, None]
+    assert plain.record("startup")["compile_s"] is None
 
 
 # --- the model of docs/own-model.md ------------------------------------------------------------
@@ -197,10 +186,7 @@ PAGE = (ROOT / "docs" / "own-model.md").read_text()
 
 
 def test_the_own_model_of_the_documents_runs_as_it_says(
-    forge: Start,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    forge: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     (place,) = re.findall(r"Save this as `~/([\w/.]+)`", PAGE)
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -212,17 +198,15 @@ def test_the_own_model_of_the_documents_runs_as_it_says(
     monkeypatch.syspath_prepend(model.parent)
     assert memory_main(shlex.split(memory.partition("jobkit memory")[2])) == 0
     assert "patches:PatchTransformer: 207,946 parameters" in capsys.readouterr().out
-    runs, words = [], ["bash", "run.sh", "--nproc-per-node", "2"]
-    for command in (line.split() for line in lines.splitlines() if line.startswith("bash run.sh")):
-        assert command[: len(words)] == words
-        runs.append(forge(2, *command[len(words) :], cwd=str(model.parent)))
+    runs = []
+    for words in re.findall("^bash run.sh --nproc-per-node 2 (.*)", lines, re.MULTILINE):
+        runs.append(forge(2, *words.split(), cwd=str(model.parent)))
         assert runs[-1].codes == [0, 0], runs[-1].out
     strategies = [run.record("run_start")["spec"].get("strategy", "ddp") for run in runs]
     assert strategies == ["ddp", "fsdp", "pp"]
-    losses = [[r["train_loss"] for r in run.records("epoch")] for run in runs]
-    for other in losses[1:]:
-        assert other == pytest.approx(losses[0], rel=1e-3)
-    assert losses[0][1] < losses[0][0]
+    ddp, *others = ([r["train_loss"] for r in run.records("epoch")] for run in runs)
+    assert all(losses == pytest.approx(ddp, rel=1e-3) for losses in others)
+    assert ddp[1] < ddp[0]
     _, fsdp, pp = (run.out for run in runs)
     assert "fsdp: 5 shard groups" in fsdp  # by class
     assert "pp: 2 stages on 2 ranks" in pp

@@ -3,7 +3,7 @@
 import pytest
 
 from jobkit.errors import UsageError
-from jobkit.payload.place import default_port, expand_nodes, read_rank_env
+from jobkit.payload.place import RankEnv, default_port, expand_nodes, read_rank_env
 
 
 def test_a_node_list_is_expanded_in_order() -> None:
@@ -62,3 +62,12 @@ def test_what_does_not_agree_or_cannot_be_read_is_refused() -> None:
             read_rank_env(job)
     with pytest.raises(UsageError, match="variables cannot be read: SLURM_JOB_ID is not set"):
         read_rank_env({k: v for k, v in TASK.items() if k != "SLURM_JOB_ID"})
+
+
+def test_a_place_comes_from_torchrun_else_slurm_else_one_process() -> None:
+    torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    assert read_rank_env({}) == RankEnv()
+    place = read_rank_env({**torchrun, "MASTER_ADDR": "h", "MASTER_PORT": "5", "SLURM_PROCID": "0"})
+    assert (place.rank, place.nodes, place.master_addr, place.master_port) == (3, 2, "h", 5)
+    with pytest.raises(UsageError, match="do not fill nodes of 3"):
+        read_rank_env({**torchrun, "LOCAL_WORLD_SIZE": "3"})
