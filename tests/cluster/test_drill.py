@@ -63,7 +63,7 @@ def test_a_fault_of_the_training_costs_what_it_must_and_no_more(cluster, kit: Ch
     lost = {"kill": 5, "raise": 5, "hang": 5}
     for name, fault in FAULTS.items():
         row = rows[name]
-        assert row["first_status"] in fault.first and row["note"] == "", row
+        assert (row["first_status"], row["note"]) == (fault.first, ""), row
         ended = (row["final_status"], row["same_parameters"], row["orphans"])
         assert ended == ("ok", "yes", "0"), row
         assert int(row["iterations_lost"]) == lost.get(name, 0), row

@@ -23,35 +23,31 @@ TIME_LIMIT_MIN = 2  # with one, Slurm's shortest, a loaded machine does not reac
 
 @dataclass(frozen=True)
 class FaultCase:
-    """One fault: how it is injected, what it needs, and the expected status."""
+    """One fault: how it is injected, and the expected status."""
 
     name: str
     text: str  # what happens
-    first: tuple[str, ...]  # the accepted statuses of the attempt that it hits
+    first: str  # the status of the attempt that it hits
     action: str = ""  # FaultRun.inject's, once a rank pauses; empty: the training does it itself
-    needs: str = ""  # slurm; urgent: a partition that preempts; processes: of ranks on this machine
     settings: dict[str, object] = field(default_factory=dict)  # beside the drill's own
     options: Options = field(default_factory=dict)  # of sbatch, for the first start
 
 
-_FAILED, _PREEMPTED = ("failed",), ("preempted",)
-_LIMIT = f"the time limit ({TIME_LIMIT_MIN} minutes) is reached"
-_PREEMPTS = "a job of a partition with higher priority preempts the run"
 _CASES = (
-    FaultCase("kill", "a rank is killed (SIGKILL)", _FAILED),
-    FaultCase("raise", "a rank raises an exception", _FAILED),
-    FaultCase("hang", "a rank hangs; --timeout-s 60", _FAILED,
+    FaultCase("kill", "a rank is killed (SIGKILL)", "failed"),
+    FaultCase("raise", "a rank raises an exception", "failed"),
+    FaultCase("hang", "a rank hangs; --timeout-s 60", "failed",
               settings={"timeout_s": 60.0}),  # of a collective that a rank does not join
-    FaultCase("warning", "USR2, the warning signal before a time limit", _PREEMPTED, "warn"),
-    FaultCase("term", "SIGTERM to the ranks (on Slurm: to the job step)", _PREEMPTED, "term"),
-    FaultCase("scancel", "the job is cancelled with scancel", ("cancelled",), "cancel", "slurm"),
-    FaultCase("time-limit", _LIMIT, ("timeout",), "limit", "slurm",
-              options={"time": str(TIME_LIMIT_MIN)}),
-    FaultCase("preemption", _PREEMPTS, _PREEMPTED, "preempt", "urgent",
-              options={"exclusive": True}),
+    FaultCase("warning", "USR2, the warning signal before a time limit", "preempted", "warn"),
+    FaultCase("term", "SIGTERM to the ranks (on Slurm: to the job step)", "preempted", "term"),
+    FaultCase("scancel", "the job is cancelled with scancel", "cancelled", "cancel"),
+    FaultCase("time-limit", f"the time limit ({TIME_LIMIT_MIN} minutes) is reached", "timeout",
+              "limit", options={"time": str(TIME_LIMIT_MIN)}),
+    FaultCase("preemption", "a job of a partition with higher priority preempts the run",
+              "preempted", "preempt", options={"exclusive": True}),
 )  # fmt: skip
 FAULTS = {fault.name: fault for fault in _CASES}
-REFERENCE = FaultCase("reference", "", ("ok",))  # the run without a fault
+REFERENCE = FaultCase("reference", "", "ok")  # the run without a fault
 
 
 @dataclass(frozen=True, kw_only=True)

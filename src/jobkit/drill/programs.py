@@ -59,7 +59,7 @@ class Program:
     def case(self, fault: FaultCase) -> FaultCase:
         """How a fault is injected into this program."""
         if self.words and fault.name in ("kill", "hang"):
-            return replace(fault, action=fault.name, needs="processes")
+            return replace(fault, action=fault.name)
         return fault
 
     def spec(self, size: Size, fault: FaultCase) -> PlannedRun:
@@ -130,7 +130,7 @@ class Program:
         """What was not as expected of the attempt that the fault hit, by its status; or empty."""
         if self.words:
             return "the attempt went on to its end as if there had been no fault" * (status == "ok")
-        return "" if status in fault.first else f"expected {' or '.join(fault.first)}"
+        return "" if status == fault.first else f"expected {fault.first}"
 
     def compared(self, rows: list[Row], reference: Path) -> list[Row]:
         """The rows with the training's parameters compared with those of the reference."""

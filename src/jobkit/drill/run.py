@@ -26,14 +26,15 @@ _LINGER_S = 60.0  # for processes to end after their run
 
 def impossible(place: Place, program: Program, fault: FaultCase) -> str:
     """Return why a fault cannot be injected at a place; empty if it can."""
-    if program.words and not fault.action:
-        return "only jobkit's own training does this to itself"
-    if fault.needs in ("slurm", "urgent") and not isinstance(place, SlurmPlace):
-        return "it needs Slurm"
-    if fault.needs == "urgent" and not place.urgent:
-        return "no partition whose jobs preempt others: name one with --urgent-partition"
-    if fault.needs == "processes" and not place.sees_processes:
-        return "it signals one rank on its node: needs --local or --minicluster"
+    match fault.action:
+        case "" if program.words:
+            return "only jobkit's own training does this to itself"
+        case "cancel" | "limit" | "preempt" if not isinstance(place, SlurmPlace):
+            return "it needs Slurm"
+        case "preempt" if not place.urgent:
+            return "no partition whose jobs preempt others: name one with --urgent-partition"
+        case "kill" | "hang" if not place.sees_processes:
+            return "it signals one rank on its node: needs --local or --minicluster"
     return ""
 
 
