@@ -10,6 +10,7 @@
 # Each strategy of jobkit, run on this machine. Every number and picture below is measured when the
 # notebook is executed; nothing needs a GPU. What the strategies are is in docs/strategies.md.
 # %%
+import itertools
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import tempfile
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import pandas as pd
 
 from jobkit.analysis.collect.results import collect
 from jobkit.exercise import FOLDER
@@ -61,8 +63,8 @@ show(*exercise_4_1.gradients())
 # parameters between them, which saves memory and no time.
 # %%
 jobkit(*base, "--name", "layers", "--strategies", "mp", "--gpus", "2")
-for _, row in collect("layers").runs.iterrows():
-    print(f"mp on {int(row['world_size'])} ranks: {float(row['images_per_s']):.0f} images/s")
+(row,) = collect("layers").runs.to_dict("records")
+print(f"mp on {int(row['world_size'])} ranks: {float(row['images_per_s']):.0f} images/s")
 
 # %% [markdown]
 # A pipeline (`pp`) cuts a batch into microbatches, so that stages work at once. Left: the order in
@@ -96,17 +98,14 @@ figure.savefig(pictures / "pipeline.png", dpi=80)
 # GPipe and 1F1B have the same idle share; 1F1B runs backward passes earlier, so that fewer
 # microbatches' activations are held at once.
 # %%
-def most_held(slots: list[schedule.Slot]) -> int:
-    """Microbatches between their forward and their backward pass, at most."""
-    held, most = 0, 0
-    for slot in slots:
-        held += 1 if slot.kind == "F" else -1
-        most = max(most, held)
-    return most
+def most_held(slots: list[schedule.Slot], stage: int) -> int:
+    """Microbatches of a stage between their forward and their backward pass, at most."""
+    changes = ({"F": 1, "B": -1}[slot.kind] for slot in slots if slot.stage == stage)
+    return max(itertools.accumulate(changes))
 
 
 for order, measured in runs.items():
-    first, last = (most_held([s for s in measured if s.stage == stage]) for stage in (0, 3))
+    first, last = most_held(measured, 0), most_held(measured, 3)
     print(f"{order}: microbatches held by the first stage {first}, by the last {last}")
 
 # %% [markdown]
@@ -134,20 +133,20 @@ print(jobkit("memory", "--parameters", "7e9", "--optimizer", "adamw", "--gpus", 
 # %%
 jobkit(*base, "--name", "one", "--strategies", "single", "dp", "--gpus", "1")
 jobkit(*base, "--name", "two", "--strategies", "ddp", "fsdp", "--gpus", "2")
-rows = [row for name in ("one", "two") for _, row in collect(name).runs.iterrows()]
-rows.sort(key=lambda row: ("single", "dp", "ddp", "fsdp").index(row["strategy"]))
-labels = [f"{r['strategy']}\n{r['world_size']} rank{'s' * (r['world_size'] > 1)}" for r in rows]
-rate = [float(row["images_per_s"]) for row in rows]
-memory = [float(row["peak_memory_mib"]) for row in rows]
-efficiency = [r / rate[0] / int(row["world_size"]) for r, row in zip(rate, rows, strict=True)]
+table = pd.concat([collect("one").runs, collect("two").runs]).set_index("strategy")
+table = table.loc[["single", "dp", "ddp", "fsdp"]]
+rate, memory = table["images_per_s"].astype(float), table["peak_memory_mib"].astype(float)
+ranks = table["world_size"].astype(int)
+efficiency = rate / rate["single"] / ranks
+labels = [f"{name}\n{count} rank{'s' * (count > 1)}" for name, count in ranks.items()]
 figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
 bars = {"images/s": rate, "peak memory per rank (MiB)": memory, "parallel efficiency": efficiency}
 for axis, (title, values) in zip(axes, bars.items(), strict=True):
     axis.bar_label(axis.bar(labels, values, color=["tab:gray", "C0", "C1", "C2"]), fmt="%.3g")
     axis.margins(y=0.12)  # room for the numbers above the bars
     axis.set(title=title)
-for label, *values in zip(labels, rate, memory, efficiency, strict=True):
-    print("{}: {:.0f} images/s, {:.0f} MiB, efficiency {:.2f}".format(label.split()[0], *values))
+for name, *values in zip(table.index, rate, memory, efficiency, strict=True):
+    print("{}: {:.0f} images/s, {:.0f} MiB, efficiency {:.2f}".format(name, *values))
 figure.savefig(pictures / "comparison.png", dpi=80)
 
 # %% [markdown]
