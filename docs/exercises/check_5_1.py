@@ -1,7 +1,5 @@
 """Check of exercise 5.1: what a rank's program does, in which order, and what it leaves."""
 
-from types import SimpleNamespace
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -17,32 +15,45 @@ DRY, UNKNOWN = "dry run", "unknown strategy"
 NEEDED = ("setup", "data", "model", "ddp", "optimizer")
 
 
-def observe(mine, rank, strategy, dry=False):
-    """Call main() once; say what it did."""
-    called, trained, refused = [], [], False
+class Tools:
+    """What main() is given; each try joins a group of its own."""
 
-    def setup():  # each try joins a group of its own
-        join_group(rank, WORLD, f"store-{strategy}-{dry}")
-        return rank, rank, WORLD, torch.device("cpu")
+    def __init__(self, rank, name):
+        self.rank, self.name = rank, name
 
-    def fsdp(model, device):
+    def setup(self):
+        join_group(self.rank, WORLD, f"store-{self.name}")
+        return self.rank, self.rank, WORLD, torch.device("cpu")
+
+    def data(self, rank, world_size):
+        return [torch.full((4, 6), float(rank))]  # one batch
+
+    def model(self):
+        return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+
+    def ddp(self, model, device):
+        return DistributedDataParallel(model.to(device))
+
+    def fsdp(self, model, device):
         return fully_shard(model.to(device), mesh=init_device_mesh("cpu", (WORLD,)))
 
-    tools = SimpleNamespace(
-        setup=setup,
-        data=lambda rank, world_size: [torch.full((4, 6), float(rank))],  # one batch
-        model=lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)),
-        ddp=lambda model, device: DistributedDataParallel(model.to(device)),
-        fsdp=fsdp,
-        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
-        cleanup=dist.destroy_process_group,
-    )
+    def optimizer(self, model):
+        return torch.optim.SGD(model.parameters(), lr=0.1)
 
-    def noted(name, call):
-        return lambda *args: (called.append(name), call(*args))[1]
+    def cleanup(self):
+        dist.destroy_process_group()
 
-    for name, call in list(vars(tools).items()):
-        setattr(tools, name, noted(name, call))
+
+def observe(mine, rank, strategy, dry=False):
+    """Call main() once; say what it did."""
+    tools, called, trained, refused = Tools(rank, f"{strategy}-{dry}"), [], [], False
+
+    def noted(name):
+        real = getattr(tools, name)
+        return lambda *args: (called.append(name), real(*args))[1]
+
+    for name in (*NEEDED, "fsdp", "cleanup"):
+        setattr(tools, name, noted(name))
 
     def train(model, loader, optimizer, device):
         parameters = {id(p) for p in model.parameters()}
