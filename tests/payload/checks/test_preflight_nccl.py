@@ -37,21 +37,19 @@ algo-1:18060:20786 [3] NCCL INFO Channel 00/1 : 3[3] -> 7[7] via P2P/CUMEM/read
 SHARED = "x [0] NCCL INFO Channel 00 : 0[1a000] -> 1[1b000] via SHM/direct/direct\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "members", "links"),
-    [
-        (IBEXT, range(16), [(0, 2, "P2P/CUMEM"), (3, 7, "NET/IBext_v8 GDRDMA")]),
-        (SOCKET, range(16), [(8, 15, "P2P/IPC"), (6, 15, "NET/Socket")]),
-        (OFI, range(16), [(6, 10, "NET/AWS Libfabric GDRDMA"), (3, 7, "P2P/CUMEM")]),
-        (NO_NVLS, range(16), [(0, 2, "NET/IB GDRDMA")]),
-        (SHARED, range(16), [(0, 1, "SHM")]),
-        ("user:5181:5232 [2] NCCL INFO Using network IB\n", range(16), []),
-        (NO_NVLS, [0, 4, 8], [(0, 8, "NET/IB GDRDMA")]),  # ranks of a smaller group are the job's
-        (IBEXT, [0, 4], []),
-    ],
-)
-def test_the_links_of_recorded_lines(text, members, links) -> None:
-    assert group.links(text, members) == links
+def test_the_links_of_recorded_lines() -> None:
+    for text, links in (
+        (IBEXT, [(0, 2, "P2P/CUMEM"), (3, 7, "NET/IBext_v8 GDRDMA")]),
+        (SOCKET, [(8, 15, "P2P/IPC"), (6, 15, "NET/Socket")]),
+        (OFI, [(6, 10, "NET/AWS Libfabric GDRDMA"), (3, 7, "P2P/CUMEM")]),
+        (NO_NVLS, [(0, 2, "NET/IB GDRDMA")]),
+        (SHARED, [(0, 1, "SHM")]),
+        ("user:5181:5232 [2] NCCL INFO Using network IB\n", []),
+    ):
+        assert group.links(text, range(16)) == links
+    # Ranks of a smaller group are those of the job.
+    assert group.links(NO_NVLS, [0, 4, 8]) == [(0, 8, "NET/IB GDRDMA")]
+    assert group.links(IBEXT, [0, 4]) == []
 
 
 def test_the_log_is_a_file_of_this_process_and_a_users_own_is_left(tmp_path: Path) -> None:
@@ -82,17 +80,17 @@ def via(first: int, second: int, way: str) -> str:
 FAST = via(0, 1, "P2P/CUMEM/read") + via(1, 2, "NET/IB/0/GDRDMA")
 
 
-@pytest.mark.parametrize(
-    ("log", "said", "note"),
-    [
-        (FAST, "NET/IB GDRDMA between 1 pair of ranks (1-2); P2P/CUMEM between 1 pair", ""),
-        (via(1, 2, "NET/Socket/3"), "", "TCP (NET/Socket) between 1 pair of ranks (1-2), and"),
-        (via(0, 1, "SHM/direct/direct"), "", "SHM between 1 pair of ranks (0-1) of a node"),
-        (via(0, 1, "NET/IB/0/GDRDMA"), "", "NET/IB GDRDMA between 1 pair of ranks (0-1) of a node"),
-        (via(1, 2, "NET/IB/0"), "", "NET/IB between 1 pair of ranks (1-2) is without GPUDirect"),
-        ("", "", "no line of a connection"),
-    ],
-)
+WAYS = [
+    (FAST, "NET/IB GDRDMA between 1 pair of ranks (1-2); P2P/CUMEM between 1 pair", ""),
+    (via(1, 2, "NET/Socket/3"), "", "TCP (NET/Socket) between 1 pair of ranks (1-2), and"),
+    (via(0, 1, "SHM/direct/direct"), "", "SHM between 1 pair of ranks (0-1) of a node"),
+    (via(0, 1, "NET/IB/0/GDRDMA"), "", "NET/IB GDRDMA between 1 pair of ranks (0-1) of a node"),
+    (via(1, 2, "NET/IB/0"), "", "NET/IB between 1 pair of ranks (1-2) is without GPUDirect"),
+    ("", "", "no line of a connection"),
+]
+
+
+@pytest.mark.parametrize(("log", "said", "note"), WAYS)
 def test_ways_are_told_and_slow_ones_noted(log, said, note) -> None:
     facts = [one | {"nics": {"mlx5_0:1": 200.0}} for one in sound()]
     links = group.links(log, range(4))
@@ -103,30 +101,27 @@ def test_ways_are_told_and_slow_ones_noted(log, said, note) -> None:
     assert told("transports", facts, [r | {"backend": "gloo"} for r in results]) == ("", "")
 
 
-@pytest.mark.parametrize(
-    ("backend", "nics", "mb_per_s", "noted"),
-    [
-        ("nccl", {}, 4000.0, True),
-        ("nccl", {}, 6000.0, False),
-        ("nccl", {"hsn0": 200.0}, 3000.0, True),  # TCP
-        ("nccl", {"hsn0": 200.0}, 7000.0, False),
-        ("nccl", {"mlx5_0:1": 400.0, "mlx5_9:1": 25.0}, 7000.0, True),
-        ("nccl", {"mlx5_0:1": 25.0}, 2500.0, False),  # all that there is
-        ("gloo", {}, 2000.0, False),
-        ("gloo", {}, 60.0, True),
-    ],
-)
-def test_a_bandwidth_below_that_of_the_network_is_noted(backend, nics, mb_per_s, noted) -> None:
-    facts, more = sound(), {"backend": backend, "bus_mb_per_s": mb_per_s}
+SPEEDS = [
+    (2, "nccl", {}, 4000.0, True),
+    (2, "nccl", {}, 6000.0, False),
+    (2, "nccl", {"hsn0": 200.0}, 3000.0, True),  # TCP
+    (2, "nccl", {"hsn0": 200.0}, 7000.0, False),
+    (2, "nccl", {"mlx5_0:1": 400.0, "mlx5_9:1": 25.0}, 7000.0, True),
+    (2, "nccl", {"mlx5_0:1": 25.0}, 2500.0, False),  # all that there is
+    (2, "gloo", {}, 2000.0, False),
+    (2, "gloo", {}, 60.0, True),
+    (1, "nccl", {}, 3.0, False),  # inside of a node
+]
+
+
+@pytest.mark.parametrize(("nodes", "backend", "nics", "mb_per_s", "noted"), SPEEDS)
+def test_a_bandwidth_below_that_of_the_network_is_noted(
+    nodes, backend, nics, mb_per_s, noted
+) -> None:
+    facts, more = sound(nodes), {"backend": backend, "bus_mb_per_s": mb_per_s}
     results = [one | more for one in outcome(facts)]
-    _, notes = told("bandwidth", [one | {"nics": nics} for one in facts], results)
-    assert bool(notes) == noted
-
-
-def test_inside_of_a_node_no_bandwidth_is_a_fault() -> None:
-    facts = sound(1, 2)
-    text, notes = told("bandwidth", facts, [r | {"bus_mb_per_s": 3.0} for r in outcome(facts)])
-    assert "busbw 0.003 GB/s between 2 ranks of a node" in text and not notes
+    text, notes = told("bandwidth", [one | {"nics": nics} for one in facts], results)
+    assert bool(notes) == noted and f"2 {'nodes' if nodes > 1 else 'ranks of a node'}" in text
 
 
 def test_interfaces_made_for_rdma_and_their_rates(tmp_path: Path) -> None:

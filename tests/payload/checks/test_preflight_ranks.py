@@ -55,14 +55,16 @@ def be_rank(rank: int, port: int, out: str) -> None:
 
 
 def test_two_ranks_add_up_and_measure_their_bandwidth(tmp_path: Path, fork_server: None) -> None:
-    context, port = multiprocessing.get_context("forkserver"), free_port()
-    out = str(tmp_path / "rank")
-    ranks = [context.Process(target=be_rank, args=(rank, port, out)) for rank in range(2)]
+    context, words = (
+        multiprocessing.get_context("forkserver"),
+        (free_port(), str(tmp_path / "rank")),
+    )
+    ranks = [context.Process(target=be_rank, args=(rank, *words)) for rank in range(2)]
     for one in ranks:
         one.start()
     for one in ranks:
         one.join(600)
-    said = "".join(Path(f"{out}-{rank}").read_text() for rank in range(2))
+    said = "".join((tmp_path / f"rank-{rank}").read_text() for rank in range(2))
     assert [one.exitcode for one in ranks] == [0, 0], said
     assert said.count("all checks passed") == 1
     assert "right over 2 ranks" in said and "2 ranks of a node" in said
@@ -221,10 +223,9 @@ def test_a_launcher_inside_a_step_has_ranks_of_its_own() -> None:
 def test_files_and_folders_are_tried_and_not_only_listed(tmp_path) -> None:
     path = tmp_path / "x.pt"
     assert preflight_facts.unreadable(path) == "x.pt: No such file or directory"
-    path.write_bytes(b"")
-    assert preflight_facts.unreadable(path) == "x.pt: Invalid argument"
-    path.write_bytes(b"1")
-    assert preflight_facts.unreadable(path) == ""
+    for content, fault in ((b"", "x.pt: Invalid argument"), (b"1", "")):
+        path.write_bytes(content)
+        assert preflight_facts.unreadable(path) == fault
     assert preflight_facts.write_fault(tmp_path / "new") == ""
     assert list((tmp_path / "new").iterdir()) == []
     (tmp_path / "file").write_text("")
