@@ -103,7 +103,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         return Exit.FAILED
     print(f"the answer: docs/exercises/{chapter}.md")
     return Exit.OK
-
-
-if __name__ == "__main__":
-    sys.exit(main(None))

@@ -1,4 +1,4 @@
-"""The GPUs of this machine without torch, by vendor: `python -m jobkit.gpus` prints how many.
+"""The GPUs of this machine without torch, by vendor.
 
 The one table of what differs between NVIDIA (CUDA) and AMD (ROCm): the commands that list GPUs, the
 variables that choose among them, and the option of a container.
@@ -50,12 +50,21 @@ VENDORS = {
 
 def count_gpus(environ: Mapping[str, str] = os.environ) -> int:
     """Return how many GPUs a process started here would see."""
+    return _visible(environ)[1]
+
+
+def _visible(environ: Mapping[str, str]) -> tuple[Vendor | None, int]:
+    """Whose GPUs are here, and how many of them a process started here would see."""
     for vendor in VENDORS.values():
-        if names := set(_listed(vendor)):
+        # The first of its commands that is there and works.
+        lines = next(filter(None, (_printed(*command) for command in vendor.listings)), [])
+        matches = (re.match(vendor.listed, line) for line in lines)
+        if names := {match[1] or match[2] for match in matches if match}:
             # CUDA shows a process one instance only of GPUs that are partitioned (MIG).
             count = 1 if "MIG" in names else len(names)
-            return min(count, *(_chosen(environ.get(name), count) for name in vendor.visible))
-    return 0
+            chosen = (_chosen(environ.get(name), count) for name in vendor.visible)
+            return vendor, min(count, *chosen)
+    return None, 0
 
 
 def lendable_gpus(environ: Mapping[str, str] = os.environ) -> tuple[str, list[str]]:
@@ -63,21 +72,13 @@ def lendable_gpus(environ: Mapping[str, str] = os.environ) -> tuple[str, list[st
 
     ROCR_VISIBLE_DEVICES stays as it is: the other variables choose among what it leaves.
     """
-    count = count_gpus(environ)
-    for vendor in VENDORS.values():
-        if count and _listed(vendor):
-            names = [name for name in vendor.visible if name != "ROCR_VISIBLE_DEVICES"]
-            name = next((name for name in names if name in environ), names[0])
-            ids = (environ.get(name) or ",".join(map(str, range(count)))).split(",")
-            return name, [gpu.strip() for gpu in ids[:count]]
-    return "", []
-
-
-def _listed(vendor: Vendor) -> list[str]:
-    """The GPUs that the vendor's command lists; none where it is absent or fails."""
-    lines = next(filter(None, (_printed(*command) for command in vendor.listings)), [])
-    matches = (re.match(vendor.listed, line) for line in lines)
-    return [match[1] or match[2] for match in matches if match]
+    vendor, count = _visible(environ)
+    if vendor is None or not count:
+        return "", []
+    names = [name for name in vendor.visible if name != "ROCR_VISIBLE_DEVICES"]
+    name = next((name for name in names if name in environ), names[0])
+    ids = (environ.get(name) or ",".join(map(str, range(count)))).split(",")
+    return name, [gpu.strip() for gpu in ids[:count]]
 
 
 def _chosen(text: str | None, count: int) -> int:
@@ -151,7 +152,3 @@ def prepare_rocm(local_rank: int, environ: MutableMapping[str, str] = os.environ
     for name in ("MIOPEN_USER_DB_PATH", "MIOPEN_CUSTOM_CACHE_DIR"):
         environ.setdefault(name, folder)
     environ.setdefault("PYTORCH_MIOPEN_SUGGEST_NHWC", "1")
-
-
-if __name__ == "__main__":
-    print(count_gpus())

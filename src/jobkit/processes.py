@@ -59,9 +59,9 @@ def is_alive(record: Mapping[str, Any] | None) -> bool | None:
         return False
     if type(pid := record.get("pid")) is not int or pid <= 0:
         return None
-    # A container may have the host's name, but not its processes.
-    here = {"host": socket.gethostname(), "pid_ns": pid_namespace()}
-    if any(record.get(name) not in (None, value) for name, value in here.items()):
+    if record.get("host") not in (None, socket.gethostname()):
+        return None
+    if record.get("pid_ns") not in (None, pid_namespace()):  # a container may have the host's name
         return None
     start = process_start(pid)
     return start is not None and record.get("pid_start") in (None, start)

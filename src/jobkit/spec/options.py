@@ -85,8 +85,11 @@ def read_spec_file(path: Path) -> dict[str, Any]:
     Raises UsageError for a file or a setting that cannot be used.
     """
     try:
-        table = _read_yaml(path) if path.suffix in (".yaml", ".yml") else read_json(path, True)
-        table = table.get("spec", table) if isinstance(table, dict) else None
+        if path.suffix in (".yaml", ".yml"):
+            table = _read_yaml(path)
+        else:
+            table = read_json(path, follow=True) or {}
+            table = table.get("spec", table)
         if not table or not isinstance(table, dict):
             raise UsageError("not the spec.json of a run, or lines such as 'epochs: 3'")
         check_keys(table)
@@ -94,20 +97,24 @@ def read_spec_file(path: Path) -> dict[str, Any]:
         raise UsageError(f"--spec {path}: {error.strerror}") from None
     except UsageError as error:
         raise UsageError(f"--spec {path}: {error}") from None
-    words = {k: v for k, v in table.items() if isinstance(v, str)}  # 1e-3 is text in YAML 1.1
-    return table | {name: _setting(name, word) for name, word in words.items()}
+    return table
 
 
 def _read_yaml(path: Path) -> Any:
+    """What a YAML file holds; YAML 1.1 takes 1e-3 for text."""
     try:
         import yaml
 
-        return yaml.safe_load(read_text(path))
+        table = yaml.safe_load(read_text(path))
     except ImportError:
         advice = 'run "python -m pip install pyyaml", or write JSON'
         raise UsageError(f"needs PyYAML: {advice}") from None
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise UsageError(f"not valid YAML: {error}") from None
+    if not isinstance(table, dict):
+        return table
+    words = {k: v for k, v in table.items() if isinstance(v, str) and k in SETTINGS}
+    return table | {name: _setting(name, word) for name, word in words.items()}
 
 
 def with_words(study: Study, words: Sequence[str], given: Collection[str] = ()) -> Study:
