@@ -53,18 +53,19 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "my logs"
 
 
-@pytest.fixture
-def program(tmp_path: Path) -> Path:
-    folder = tmp_path / "my programs"
-    folder.mkdir()
-    (folder / "beside.py").touch()
-    (folder / "train it.py").write_text(PROGRAM)
-    return folder / "train it.py"
+def bench(*words: str, cwd: Path = ROOT, script: str = "run_benchmarks.py") -> str:
+    """What a script of the top level says, which succeeds."""
+    argv = [sys.executable, str(ROOT / script), *words]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=1200, cwd=cwd)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
-def bench(*words: str, cwd: Path = ROOT) -> "subprocess.CompletedProcess[str]":
-    argv = [sys.executable, str(ROOT / "run_benchmarks.py"), "--site", "local", *words]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=1200, cwd=cwd)
+def reported(name: str) -> Path:
+    """The folder of a study, with its tables and report."""
+    results = collect(name)
+    write_report(results, [])
+    return results.folder
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -72,11 +73,14 @@ def rows(path: Path) -> list[dict[str, str]]:
         return sorted(csv.DictReader(file), key=lambda row: int(row["world_size"]))
 
 
-def test_a_study_file_becomes_rows_that_are_ok(program: Path, logs: Path, tmp_path: Path) -> None:
+def test_a_study_file_becomes_rows_that_are_ok(logs: Path, tmp_path: Path) -> None:
+    program = tmp_path / "my programs" / "train it.py"
+    program.parent.mkdir()
+    program.with_name("beside.py").touch()
+    program.write_text(PROGRAM)
     file = tmp_path / "mine.toml"
     file.write_text(STUDY.format(python=sys.executable, program=program))
-    done = bench("--study", str(file))
-    assert done.returncode == 0, done.stdout + done.stderr
+    bench("--site", "local", "--study", str(file))
     plan = Plan.read(logs / "mine" / "plan.json")
     for run_id, spec in plan.runs.items():
         seen = sorted((plan.paths.run(run_id).folder).glob("rank-*"))
@@ -84,12 +88,8 @@ def test_a_study_file_becomes_rows_that_are_ok(program: Path, logs: Path, tmp_pa
         batch = spec.parameters["total"] // spec.world_size
         words = [f"--batch={batch}", "--note=it's $HOME"]
         assert all(json.loads(path.read_text()) == words for path in seen)
-    again = bench("--study", str(file))
-    assert "none to start" in again.stdout and again.returncode == 0
-    # By the script of the top level, from another folder.
-    script = [sys.executable, str(ROOT / "collect_results.py"), "mine"]
-    done = subprocess.run(script, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert "none to start" in bench("--site", "local", "--study", str(file))
+    bench("mine", script="collect_results.py", cwd=tmp_path)  # from another folder
     table = rows(plan.paths.results)
     assert [row["status"] for row in table] == ["ok"] * 4
     assert [row["world_size"] for row in table] == ["1", "1", "2", "2"]
@@ -100,14 +100,12 @@ def test_a_program_that_only_prints_is_read_by_a_pattern(tmp_path: Path) -> None
     (tmp_path / "train.py").write_text(PRINTS)
     file = tmp_path / "study.toml"
     file.write_text(PRINTS_STUDY.format(python=sys.executable, program=tmp_path / "train.py"))
-    done = bench("--study", str(file))
-    assert done.returncode == 0, done.stdout + done.stderr
-    results = collect("prints")
-    write_report(results, [])
-    folder, table = results.folder, rows(results.folder / "results.csv")
+    bench("--site", "local", "--study", str(file))
+    folder = reported("prints")
+    table = rows(folder / "results.csv")
     assert [float(row["throughput"]) for row in table] == pytest.approx([1e4, 2e4])
-    assert {row["throughput_source"] for row in table} == {"pattern nanogpt"}
-    assert {row["throughput_unit"] for row in table} == {"tokens/s"}
+    seen = {(row["throughput_source"], row["throughput_unit"]) for row in table}
+    assert seen == {("pattern nanogpt", "tokens/s")}
     (two,) = [row for row in rows(folder / "scaling.csv") if row["world_size"] == "2"]
     assert float(two["efficiency"]) == pytest.approx(1.0)
     assert two["time_of"] == "100,000 tokens"
@@ -117,12 +115,9 @@ def test_a_program_that_only_prints_is_read_by_a_pattern(tmp_path: Path) -> None
 def test_a_torch_program_is_measured_as_it_is(tmp_path: Path) -> None:
     """Nothing is said of what a step is, and the program knows of nothing."""
     (tmp_path / "train.py").write_text(PLAIN)
-    words = ["--name", "plain", "--gpus", "2", "--", sys.executable, "train.py"]
-    done = bench(*words, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    results = collect("plain")
-    write_report(results, [])
-    (row,) = rows(results.folder / "results.csv")
+    words = ["--site", "local", "--name", "plain", "--gpus", "2", "--", sys.executable, "train.py"]
+    bench(*words, cwd=tmp_path)
+    (row,) = rows(reported("plain") / "results.csv")
     assert (row["world_size"], row["status"]) == ("2", "ok")
     assert (row["throughput_source"], row["throughput_unit"]) == ("auto", "samples/s")
     assert float(row["throughput"]) > 0

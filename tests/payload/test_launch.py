@@ -15,7 +15,7 @@ import pytest
 from jobkit.metric.kinds import COMMON, KINDS
 from jobkit.metric.reader import scan
 from support.place import ROOT, until
-from support.rigs import SMALL, Result, Start, alive_with, none_left
+from support.rigs import SMALL, Result, Start, alive_with, environment, none_left
 
 TINY = [*SMALL, "--epochs", "2", "--global-batch-size", "128"]
 
@@ -66,10 +66,8 @@ def own_model(tmp_path: Path) -> Path:
 
 
 def test_what_a_run_leaves_and_its_repetition_from_spec_json(launch: Start, forge: Start) -> None:
-    done = launch(
-        "--nproc-per-node", "2", *TINY, "--why", "4", "--momentum", "0.8",
-        "--seed", "3",
-    )  # fmt: skip
+    words = ["--why", "4", "--momentum", "0.8", "--seed", "3"]
+    done = launch("--nproc-per-node", "2", *TINY, *words)
     assert done.codes == [0], done.out
     for line in ("backend gloo, 2 processes on 1 node, master ", "[Rank 0] host", "[Rank 1] host"):
         assert line in done.out
@@ -88,8 +86,7 @@ def test_what_a_run_leaves_and_its_repetition_from_spec_json(launch: Start, forg
 
     other = forge(1, "--spec", str(done.paths.spec), "--epochs", "1", "--batch-size-per-rank", "64")
     settings = other.record("run_start")["spec"]
-    assert (settings["epochs"], settings["seed"]) == (1, 3)
-    assert settings["batch_size_per_rank"] == 64
+    assert {"epochs": 1, "seed": 3, "batch_size_per_rank": 64}.items() <= settings.items()
     assert "global_batch_size" not in settings
 
 
@@ -99,9 +96,8 @@ def check_records(done: Result) -> None:
     records = [json.loads(line) for line in lines]
     kinds = [r["kind"] for r in records]
     # How many windows there are depends on the speed.
-    others = dict.fromkeys(kind for kind in kinds if kind != "window")
-    assert list(others) == ["run_start", "startup", "difference", "epoch", "run_end"]
-    assert kinds.count("epoch") == 2
+    others = ["run_start", "startup", "difference", "epoch", "epoch", "run_end"]
+    assert [kind for kind in kinds if kind != "window"] == others
     assert [r["seq"] for r in records] == list(range(len(records)))
     for kind in set(kinds) - {"run_start"}:
         record = done.records(kind)[0]
@@ -121,8 +117,7 @@ def check_records(done: Result) -> None:
     assert epoch["images_per_s"] == pytest.approx(128 / epoch["epoch_time_s"])
     assert 0 <= epoch["data_wait_s"] <= epoch["epoch_time_s"]
     assert done.records("epoch")[1]["timed_images"] == 512
-    from_log = list(scan(io.BytesIO(done.out.encode())))
-    assert len(from_log) == len(records)
+    assert len(list(scan(io.BytesIO(done.out.encode())))) == len(records)
 
 
 LONG = pytest.mark.long
@@ -170,7 +165,7 @@ def test_two_machines_train_as_one_and_stop_together(tmp_path: Path) -> None:
     words = ["bash", str(ROOT / "run.sh"), "--nnodes", "2", "--master-addr", "127.0.0.1"]
     words += ["--master-port", "29431", "--nproc-per-node", "1", "--run-dir", str(tmp_path / "run")]
     words += [*TINY, "--epochs", "100000", "--device", "cpu", "--node-rank"]
-    env = {**os.environ, "JOBKIT_PYTHON": sys.executable}
+    env = environment(JOBKIT_PYTHON=sys.executable)
     machines = [subprocess.Popen([*words, number], env=env) for number in "01"]
     try:
         records = tmp_path / "run" / "metrics" / "0.jsonl"

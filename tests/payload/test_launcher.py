@@ -57,10 +57,8 @@ def of_study(folder: Path) -> list[int]:
 
 
 def wait_for_epoch(folder: Path) -> None:
-    def trained() -> bool:
-        return any('"kind":"epoch"' in x.read_text() for x in folder.glob("*/metrics/*.jsonl"))
-
-    until(trained, "an epoch")
+    files, word = "*/metrics/*.jsonl", '"kind":"epoch"'
+    until(lambda: any(word in x.read_text() for x in folder.glob(files)), "an epoch")
 
 
 def stand_in(folder: Path) -> list[str]:

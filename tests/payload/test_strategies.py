@@ -1,5 +1,6 @@
 """What the strategies ask of torch, in one process: options, groups, hooks and operations."""
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -89,6 +90,17 @@ class Normalised(nn.Sequential):
     def __init__(self) -> None:
         block = nn.Sequential(nn.Linear(3072, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
         super().__init__(nn.Flatten(), block, nn.Linear(8, 10))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_are_those_of_the_bare_model(name: str) -> None:
+    """Also of a child that is called as torch's wrappers call theirs."""
+    model = nn.Sequential(OrderedDict(module=Normalised()))
+    parameters, buffers = list(dict(model.named_parameters())), list(dict(model.named_buffers()))
+    strategy = strategy_class(name)(RunSpec(strategy=name), RankEnv(), CPU)
+    strategy.setup(model)
+    assert list(strategy.named_parameters()) == parameters
+    assert list(strategy.named_buffers()) == buffers
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "dp"])

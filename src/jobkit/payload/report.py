@@ -8,7 +8,8 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from datetime import datetime
+from functools import partial
 from typing import Any, TextIO
 
 from jobkit.errors import UsageError
@@ -28,6 +29,13 @@ class Reporter:
         self.writer: MetricWriter | None = None  # of the run's records; None on ranks above 0
         self.startup: dict[str, float] = {}  # seconds of its parts
         if paths:
+            self._open = partial(
+                MetricWriter,
+                study=paths.folder.parent.name,
+                run_id=paths.folder.name,
+                attempt=attempt,
+                rank=rank,
+            )
             try:
                 path = paths.rank_log(attempt, rank)
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,20 +44,9 @@ class Reporter:
                     raw, "utf-8", "backslashreplace", line_buffering=True
                 )
                 if rank == 0:
-                    self.writer = self._open(paths.metrics(attempt), sys.stdout)
+                    self.writer = self._open(path=paths.metrics(attempt), log=sys.stdout)
             except OSError as error:
                 raise UsageError(f"{paths.folder} is not writable: {error.strerror}") from None
-
-    def _open(self, path: Path, log: TextIO | None) -> MetricWriter:
-        assert self.folder
-        return MetricWriter(
-            study=self.folder.parent.name,
-            run_id=self.folder.name,
-            attempt=self._attempt,
-            rank=self._rank,
-            path=path,
-            log=log,
-        )
 
     def rank_writer(self, what: str) -> MetricWriter | None:
         """A writer of this rank's own records; None without a folder.
@@ -58,7 +55,8 @@ class Reporter:
         """
         if self._paths is None:
             return None
-        return self._open(self._paths.metrics_of_rank(self._attempt, self._rank, what), None)
+        path = self._paths.metrics_of_rank(self._attempt, self._rank, what)
+        return self._open(path=path, log=None)
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -76,9 +74,7 @@ class Reporter:
     def log(self, line: str, level: str = "INFO") -> None:
         """Write a line to this rank's own log only."""
         if self._paths:
-            now = time.time()
-            stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(now))
-            stamp += f".{int(now % 1 * 1000):03d}"
+            stamp = datetime.now().isoformat(timespec="milliseconds")
             # A full disk ends no training, nor does a line after the end.
             with contextlib.suppress(OSError, ValueError):
                 print(f"{stamp} rank {self._rank} {level} {line}", file=self.stream)
