@@ -187,7 +187,7 @@ def _check_slurm(prepared: Launch, site: Site, ask: bool) -> None:
     plan, request, notes = prepared.plan, prepared.request, prepared.notes
     devices = {spec.device for spec in plan.runs.values()}
     options = {**slurm.verbatim(site.sbatch), **request.options}
-    asked = site.gpus_per_node or site.gpu_request == "none" or slurm.asks_for_gpus(options)
+    asked = site.gpus_per_node or site.gpu_request == "none" or slurm.GPU_OPTIONS & options.keys()
     if devices != {"cpu"} and not asked:
         what = f"site '{site.name}' has no gpus_per_node, so no GPUs"
         if None not in devices:

@@ -36,7 +36,7 @@ OVERRIDES: dict[str, tuple[str | None, str]] = {
     "mail-type": (None, "events to send mail for"),
     "mail-user": (None, "recipient of the mail"),
 }
-_GPU_REQUESTS = {"gres", "gpus", "gpus-per-node", "gpus-per-task"}
+GPU_OPTIONS = {"gres", "gpus", "gpus-per-node", "gpus-per-task"}  # each asks for GPUs
 _SET_BY_JOBKIT = ("nodes", "ntasks", "ntasks-per-node", "array", "output", "error", "job-name")
 _WARNED_FROM_MIN = 5
 _OPTION = re.compile(r"--([a-z][a-z0-9-]*)(?:=(.*))?", re.DOTALL)
@@ -130,7 +130,7 @@ def sbatch_options(shape: Shape, site: Site, overrides: Options, name: str) -> O
             options[key.replace("_", "-")] = str(value)
     if site.exclusive:
         options["exclusive"] = True
-    if site.gpus_per_node and site.gpu_request != "none" and not asks_for_gpus(overrides):
+    if site.gpus_per_node and site.gpu_request != "none" and not GPU_OPTIONS & overrides.keys():
         # One GPU per rank, or for dp all GPUs of the node.
         gpus = site.gpus_per_node if shape.whole_node else shape.ranks_per_node
         if site.gpu_request == "gpus-per-task":
@@ -156,11 +156,6 @@ def warning(options: Options, stop_signal: str) -> Options:
     more: Options = {"signal": "CONT@1" if short else f"{stop_signal}@{WARNING_S}"}
     more |= {} if "no-requeue" in options else {"requeue": True}
     return {key: value for key, value in more.items() if key not in options}
-
-
-def asks_for_gpus(options: Options) -> bool:
-    """Whether options of sbatch ask for GPUs."""
-    return bool(_GPU_REQUESTS & options.keys())
 
 
 def verbatim(words: Sequence[str]) -> Options:

@@ -183,11 +183,11 @@ def _elapsed_s(job: dict[str, Any]) -> float | None:
 
     The clock is asked only where nothing else knows: it may have jumped, or be another machine's.
     """
-    started, ended = seconds(job.get("started")), seconds(job.get("ended"))
     known = job.get("elapsed_s") if job.get("ended") is not None else age_s(job)
     if isinstance(known, int | float):
         return seconds(known)
-    return max(0.0, (ended or time.time()) - started) if started else None
+    started = seconds(job.get("started"))
+    return max(0.0, (seconds(job.get("ended")) or time.time()) - started) if started else None
 
 
 def load(paths: RunPaths, attempt: int | None) -> str:
