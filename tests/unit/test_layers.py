@@ -1,8 +1,4 @@
-"""Who may import whom, at any depth: so each room works without the others' libraries.
-
-Rooms are folders. Each names the rooms below it that it may import; inside payload and analysis
-the folders stand one on the other as well.
-"""
+"""Who may import whom, at any depth: so each room, a folder, works without others' libraries."""
 
 import ast
 import graphlib
@@ -46,12 +42,8 @@ LIBRARIES = {
     "analysis": {"pandas", "numpy", "matplotlib", "jinja2", "orjson", "regex", "rich"},
     "export": {"torch", "onnxruntime"},
 }
-# Inside a room: each folder may import those before it. "" is the room's own files, which in
-# payload stand both below the folders and above them.
-ORDER = {
-    "payload": ("strategies",),
-    "analysis": (*("tables", "scaling", "collect", "findings", "figures", "report", ""),),
-}
+# Inside analysis: each folder may import those before it. "" is its own files.
+ORDER = ("tables", "scaling", "collect", "findings", "figures", "report", "")
 # Rooms that a vendor's image runs: the syntax and library of its Python.
 OF_IMAGES = ("program", "ground", "spec", "metric", "payload", "planner", "checks")
 # What run.sh becomes, on a batch host with an older Python.
@@ -99,10 +91,9 @@ def is_allowed(module: str, name: str) -> bool:
         return first in sys.stdlib_module_names or first in own
     if room_of(name) != room:
         return room_of(name) in MAY_IMPORT[room]
-    order = ORDER.get(room, ())  # no import goes up between the folders of a room
-    if name not in FILES or not {here := folder_of(module), there := folder_of(name)} <= {*order}:
+    if room != "analysis" or name not in FILES:
         return True
-    return order.index(there) <= order.index(here)
+    return ORDER.index(folder_of(name)) <= ORDER.index(folder_of(module))
 
 
 def strangers(module: str, source: str | None = None) -> list[str]:
@@ -123,10 +114,11 @@ def too_new(module: str) -> list[str]:
         if isinstance(node, ast.ImportFrom):
             names |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
     # Of 3.10 these modules have a TimeoutError of their own, which the builtin one is not.
-    caught = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & {"TimeoutError"}
-    return sorted(names & late) + sorted(
-        caught if {"asyncio", "concurrent.futures"} & names else ()
-    )
+    if {"asyncio", "concurrent.futures"} & names:
+        late.add("TimeoutError")
+        used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        names |= used & {"TimeoutError"}
+    return sorted(names & late)
 
 
 def test_each_room_imports_what_it_may() -> None:
