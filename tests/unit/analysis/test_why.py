@@ -96,7 +96,7 @@ def test_rare_slow_steps_count_as_often_as_they_occur() -> None:
     """8 ranks, each slow by 100 ms in 2 % of the steps, of which the profiled ones had none."""
     same = steps(8, lambda j, i: 0.0, count=5)
     windows = [window(29 * MS, 14 * MS)] * 20 + [window(9.0, 9.0, warmup=True)]
-    windows += [window(9.0, 9.0, steps=steps) for steps in (None, "x")]
+    windows += [window(9.0, 9.0, steps=steps) for steps in (None, "x", -1)]
     found = breakdown(same, windows)
     assert found["slow_steps_s"] == pytest.approx(15 * MS)
     assert found["random_imbalance_s"] == pytest.approx(15 * MS)

@@ -2,11 +2,6 @@
 
 results = collect("demo")       from the logs; writes the tables
 results = Results.load("demo")  from the tables as they were written
-results.runs       one row per planned run, whatever its status
-results.epochs     one row per run and epoch
-results.scaling    one row per series and size
-results.sizes      the same as objects, with the values of each repeat
-results.ok         whether every run is ok
 """
 
 import os

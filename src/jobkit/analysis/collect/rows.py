@@ -49,15 +49,14 @@ OF_EPOCHS = "epochs of the training"
 WALL_TIME = "wall time of the run, start-up included"
 _OF_STEPS = ("step_time_s", "steps_timed", *PERCENTILES)
 _RESULT_NAMES = frozenset(c.name for c in RESULTS)
-_OTHERWISE = {"threads", "work_source"}  # not what it says, and of the steps' source alone
-_OF_RUN_START = tuple(k for k in KINDS["run_start"] if k in _RESULT_NAMES - _OTHERWISE)
+_RECORDED = [c for c in RESULTS if c.record in ("run_start", "startup")]
+_MAXIMA = [c.name for c in RESULTS if c.record == "epoch"]
 # Columns from the field versions of run_start, where cudnn_version is cudnn.
 _OF_VERSIONS = (
     *("torch_version", "python_version", "cuda_version", "hip_version", "nccl_version"),
     *("cudnn_version", "driver_version", "cudnn_benchmark"),
     *("gpu_max_clock", "gpu_application_clock", "gpu_power_limit"),
 )
-_MAXIMA = tuple(k for k in KINDS["epoch"] if k in _RESULT_NAMES and k.endswith("_memory_mib"))
 _MAX_NAMES = 5  # of lines in no table, that are shown of a run
 # What identifies a run, or a record among others, is no column of an epoch, step or sample.
 OF_RUN = ("run_id", "study", "series", "strategy", "world_size", "repeat")
@@ -143,15 +142,14 @@ def result_row(
 
     observed: what was seen of its steps. wall_s: seconds from its job's start to the end.
     """
-    start = records.last("run_start")
-    versions = _object(start, "versions")
+    newest = {kind: records.last(kind) for kind in ("run_start", "startup")}
+    versions = _object(newest["run_start"], "versions")
     serious = [m for m in records.of("message") if m.get("level") in ("warning", "error")]
     texts = dict.fromkeys(" ".join(str(m.get("text", "")).split()) for m in serious)
     parts = breakdown(records.of_all_ranks("why"), records.of_all_ranks("window"))
     parts["difference_s"] = records.last("difference").get("difference_s")
     recorded = {
-        **{name: start.get(name) for name in _OF_RUN_START},
-        "threads_used": start.get("threads"),
+        **{column.name: newest[column.record].get(column.field) for column in _RECORDED},
         **{name: versions.get(name.removesuffix("_version")) for name in _OF_VERSIONS},
         **_ending(records),
     }
@@ -186,15 +184,13 @@ def _ending(records: RunRecords) -> Row:
     """Final losses and accuracies, else those of the last epoch; peak memory; times of the job."""
     epochs, newest = records.epochs, records.newest
     last = epochs[-1] if epochs else {}
-    startup, end = records.last("startup"), records.last("run_end")
+    end = records.last("run_end")
     if end.get("attempt") != newest:
         end = {}  # of an earlier start
     loss, accuracy = end.get("val_loss"), end.get("val_accuracy")
     times = _numbers([r for r in records.records if r.get("attempt") == newest and "v" in r], "t")
     return {
         "epochs_done": len(epochs),
-        "startup_s": startup.get("total_s"),
-        **{f"startup_{name}": startup.get(name) for name in KINDS["startup"] if name != "total_s"},
         "total_time_s": end.get("total_time_s"),
         "start_time_s": min(times, default=None),
         "end_time_s": max(times, default=None),

@@ -171,9 +171,9 @@ def _over_the_run(windows: Iterable[Record], data: float) -> tuple[float, float]
         (steps, wall_s, p50_s, number(w.get("data_wait_s")) or 0.0)
         for w in windows
         if not w.get("warmup")
-        and (steps := number(w.get("steps")))
-        and (wall_s := number(w.get("wall_s")))
-        and (p50_s := number(w.get("step_p50_s")))
+        and (steps := number(w.get("steps")) or 0.0) > 0
+        and (wall_s := number(w.get("wall_s")) or 0.0) > 0
+        and (p50_s := number(w.get("step_p50_s")) or 0.0) > 0
     ]
     if not compared:
         return 0.0, 0.0

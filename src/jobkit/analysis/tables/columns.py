@@ -1,8 +1,8 @@
 """The columns of every CSV file, TABLES: the one place of their names, types and meanings.
 
-To add a column of results.csv: a field of KINDS if it is recorded, a Column here, its value in
-collect/rows.py unless it is a field of run_start or a memory maximum of the epochs. Settings that
-differ between the runs are columns too, by their own names; spec.json of a run has all of them.
+To add a column of results.csv: a line here; its value in collect/rows.py unless it is a field of
+run_start or startup, or the maximum over the epochs of one of theirs. Settings that differ between
+the runs are columns too, by their own names; spec.json of a run has all of them.
 
 An empty cell means that the value is not known; no number stands for "unknown". A unit is part of
 the name: _s seconds, _mib 2**20 bytes, _share 0 to 1, images_per_s.
@@ -21,6 +21,8 @@ class Column:
     name: str
     dtype: str  # of pandas, a nullable one
     meaning: str
+    record: str = ""  # the kind of record and the field that it is, if it is one
+    field: str = ""
 
 
 TEXT, COUNT, NUMBER, FLAG = "string", "Int64", "Float64", "boolean"
@@ -28,25 +30,25 @@ _TYPES = {"TEXT": TEXT, "COUNT": COUNT, "NUMBER": NUMBER, "FLAG": FLAG}
 _BETWEEN_RUNS = "end of the 95 % interval between runs; empty without repeats"
 
 
-_MEANINGS = {**KINDS}  # of fields, by the record or table that has them
-
-
 def _columns(text: str, end: str = _BETWEEN_RUNS) -> tuple[Column, ...]:
     """Columns from lines of names, type and meaning; an indented line goes on with the meaning.
 
-    =KIND is the meaning of the field of this name in that record, =KIND.FIELD that of another one.
-    A * in a name makes three columns: the value and, with _low and _high in its place, the two ends
-    of its interval.
+    =KIND is the field of this name in that record, =KIND.FIELD another one; =results is the column
+    of results.csv. A * in a name makes three columns: the value and, with _low and _high in its
+    place, the two ends of its interval.
     """
     columns = []
     for line in text.strip().replace("\n    ", " ").splitlines():
         names, kind, meaning = line.split(maxsplit=2)
+        record, _, field = meaning[1:].partition(".") if meaning.startswith("=") else ("", "", "")
         for name in names.split(","):
-            if meaning.startswith("="):
-                source, _, field = meaning[1:].partition(".")
-                columns.append(Column(name, _TYPES[kind], _MEANINGS[source][field or name]))
-                continue
-            columns.append(Column(name.replace("*", ""), _TYPES[kind], meaning))
+            if record == "results":
+                columns.append(next(column for column in RESULTS if column.name == name))
+            elif record:
+                own = field or name
+                columns.append(Column(name, _TYPES[kind], KINDS[record][own], record, own))
+            else:
+                columns.append(Column(name.replace("*", ""), _TYPES[kind], meaning))
             if "*" in name:
                 for mark, which in (("_low", "lower"), ("_high", "upper")):
                     columns.append(Column(name.replace("*", mark), _TYPES[kind], f"{which} {end}"))
@@ -66,12 +68,11 @@ exit_code COUNT exit code of the job, if known
 attempts COUNT starts of the run; each requeue adds one
 strategy TEXT parallel strategy
 model TEXT cnn, fast_cnn, resnet18, mlp, or package.module:factory
-nodes COUNT number of nodes
+nodes COUNT =run_start
 ranks_per_node COUNT ranks per node
-world_size COUNT number of ranks: nodes x ranks_per_node
+world_size COUNT =run_start
 scaling TEXT strong: the global batch is constant; weak: the batch per rank is
-global_batch_size COUNT samples in one optimizer step over all ranks
-batch_size_per_rank COUNT samples in one optimizer step, maximum over ranks
+global_batch_size,batch_size_per_rank COUNT =run_start
 precision TEXT fp32, bf16 or fp16; auto: the run has not begun
 dataset TEXT data of the training
 fp32 TEXT arithmetic of fp32 on a GPU: ieee or tf32; auto: the run has not begun
@@ -89,7 +90,7 @@ startup_group_s NUMBER =startup.group_s
 startup_data_s NUMBER =startup.data_s
 startup_model_s NUMBER =startup.model_s
 startup_compile_s NUMBER =startup.compile_s
-startup_first_step_s NUMBER the first iteration, which comes after startup_s
+startup_first_step_s NUMBER =startup.first_step_s
 total_time_s NUMBER from the start of the process to its end, newest attempt
 start_time_s NUMBER Unix time of the first record of the newest attempt
 end_time_s NUMBER Unix time of its last record
@@ -127,13 +128,8 @@ threads_used COUNT =run_start.threads
 device TEXT =run_start
 devices COUNT =run_start
 device_type,backend TEXT =run_start
-torch_version TEXT version of PyTorch
-python_version TEXT version of Python
-cuda_version TEXT version of PyTorch's CUDA; empty on the CPU
-hip_version TEXT version of PyTorch's HIP, on AMD's GPUs
-nccl_version TEXT version of NCCL (AMD: RCCL); empty on the CPU
-driver_version TEXT version of the GPU's driver; empty on the CPU
-cudnn_version TEXT version of cuDNN; empty on the CPU
+torch_version,python_version,cuda_version,hip_version,nccl_version,driver_version,cudnn_version TEXT
+    version of it, as run_start says it; empty where there is none
 cudnn_benchmark TEXT whether cuDNN chose kernels by timing them; likewise
 gpu_max_clock TEXT highest clock of the first GPU; empty on the CPU
 gpu_application_clock TEXT clock that its applications are set to; likewise
@@ -169,10 +165,9 @@ energy_source TEXT counter and scope of each: empty if nothing was measured
 joules_per_work NUMBER energy per unit of work (image, token), without warm-up
 joules_of TEXT whose energy that is: node or gpu; of Slurm: whole job
 slurm_energy_j NUMBER energy of the job's nodes, other jobs' included (sacct)
-work_source TEXT =run_start
+work_source TEXT where the work of a step comes from: stated, computed, counted or inferred
 problems TEXT what is wrong with the run's records, joined by ' | '
 """)
-_MEANINGS["results"] = {column.name: column.meaning for column in RESULTS}
 _OF_RUN = "run_id,study,series TEXT =results"
 _PLACE = """world_size COUNT number of ranks
 repeat COUNT index of the repeat, from 0
