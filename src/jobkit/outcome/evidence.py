@@ -126,18 +126,18 @@ def find_sign(tail: Tail) -> Sign | None:
 def _signs(lines: list[tuple[int, str]]) -> Iterator[Sign]:
     texts = [ANSI.sub("", text).rstrip("\r") for _, text in lines]
     skip: set[int] = set()
-    srun_ends = False  # after a task has failed, srun kills the others
+    timed_out = False  # then srun kills those for which the others have waited
     for index, (number, text) in enumerate(lines):
         if index in skip or "[METRIC]" in text:
             continue
         if _TRACEBACK in text:
             prefix, body, end = _exception(texts, index, skip)
+            timed_out = timed_out or "imed out" in body or "timeout" in body
             yield _judge(prefix, body, clean(texts[end]), lines[end][0])
         elif row := next((row for row in _LINES if row[3].search(text)), None):
             strength, status, reason, _ = row
-            if reason == "killed" and "srun: error" in text and srun_ends:
+            if reason == "killed" and timed_out:
                 strength = _ECHO
-            srun_ends = srun_ends or reason == "a task failed"
             shown = clean(text)
             yield Sign(strength, status, f"{reason}: {shown}", shown, number, strength == _CAUSE)
 

@@ -67,11 +67,13 @@ def test_the_status_that_a_line_gives() -> None:
         assert sign and (sign.status, sign.text) == (status, line)
 
 
-def test_what_srun_kills_after_a_task_has_failed_is_no_cause() -> None:
-    hang = of_rank(0, "RuntimeError: Timed out waiting 60000ms for recv operation to complete")
+def test_what_srun_kills_after_a_timeout_is_no_cause() -> None:
     killed = "srun: error: n2: task 1: Killed"
+    hang = of_rank(0, "RuntimeError: Timed out waiting 60000ms for recv operation to complete")
     assert "Timed out" in reason(*hang, EXITED, killed)
     assert "Killed" in reason(killed, *hang, EXITED)
+    lost = of_rank(0, "RuntimeError: Connection closed by peer")
+    assert "Killed" in reason(*lost, EXITED, killed)  # whichever srun hears of first
 
 
 def test_a_fault_that_training_survived_was_no_end() -> None:
