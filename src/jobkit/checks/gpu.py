@@ -31,28 +31,6 @@ MAX_ISSUE_SHARE = 0.7  # chosen; above it the host limits the rate, not the GPU
 PREDICTED = (0.8, 1.25)  # chosen; on the CPU the prediction is within 10 %
 
 
-class NoWaits:
-    """An observer of training: from before the first step of an epoch until after its last one,
-    torch raises an error where the host waits for the GPU."""
-
-    def __init__(self, device: torch.device, steps: int) -> None:
-        self.device, self.steps, self.seen = device, steps, 0
-        self.begun = self.issue_s = 0.0
-
-    def before(self, trainer: Trainer, step: Step) -> None:
-        """Forbid waits from the first step on."""
-        if self.seen == 0:
-            self.begun = time.perf_counter()
-            sync_debug(self.device, "error")
-
-    def after(self, trainer: Trainer, step: Step) -> None:
-        """Allow waits again after the last step: the end of an epoch reads its sums."""
-        self.seen += 1
-        if self.seen == self.steps:
-            sync_debug(self.device, "default")
-            self.issue_s = time.perf_counter() - self.begun
-
-
 def sync_debug(device: torch.device, mode: str) -> None:
     """Set what torch does where the host waits for the GPU. On a CPU there is nothing to set."""
     if device.type == "cuda":
@@ -79,8 +57,21 @@ def epoch(spec: RunSpec, group: Group) -> list[str]:
     trainer.train_epoch(0)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    observer = NoWaits(device, len(trainer.batches))
-    trainer.before_step, trainer.after_step = [observer.before], [observer.after]
+    moments: list[float] = []  # before and after each step
+
+    # From the first step to the last one torch raises an error where the host waits for the GPU.
+    # The end of an epoch may wait: it reads its sums.
+    def before(trainer: Trainer, step: Step) -> None:
+        moments.append(time.perf_counter())
+        if len(moments) == 1:
+            sync_debug(device, "error")
+
+    def after(trainer: Trainer, step: Step) -> None:
+        if len(moments) + 1 == 2 * len(trainer.batches):
+            sync_debug(device, "default")
+        moments.append(time.perf_counter())
+
+    trainer.before_step, trainer.after_step = [before], [after]
     waits = ""
     try:
         trainer.train_epoch(1)
@@ -101,7 +92,7 @@ def epoch(spec: RunSpec, group: Group) -> list[str]:
     elapsed_s = trainer.clock.elapsed_s()
     lines.append(line(f"{name}: images/s of this rank", trainer.clock.images / elapsed_s))
     if device.type == "cuda":
-        share = observer.issue_s / elapsed_s
+        share = (moments[-1] - moments[0]) / elapsed_s
         peak_mib = peak_memory_mib(device)["allocated_memory_mib"]
         issues = f"{name}: share of the time in which the host issues work"
         lines.append(line(issues, share, high=MAX_ISSUE_SHARE))
