@@ -7,6 +7,7 @@ import re
 import socket
 import tempfile
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -82,17 +83,12 @@ def who(place: RankEnv, environ: Mapping[str, str]) -> Facts:
         kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         machine = f"{kernel} {Path('/proc/self/ns/net').readlink()}"
     return {
-        "rank": place.rank,
-        "local_rank": place.local_rank,
-        "world_size": place.world_size,
-        "local_world_size": place.local_world_size,
+        **asdict(place),
         "tasks": int(tasks) if tasks and tasks.isdecimal() else None,
         "nodes": nodes,
         "host": environ.get("SLURMD_NODENAME") or socket.gethostname(),
         "pid": os.getpid(),
         "machine": machine,
-        "master_addr": place.master_addr,
-        "master_port": place.master_port,
     }
 
 

@@ -13,7 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from jobkit.errors import UsageError
 from jobkit.payload.model import build_model
 from jobkit.spec.runspec import RunSpec
-from jobkit.spec.strategies import FACTS
+from jobkit.spec.strategies import FACTS, Variant
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 # Sums in another order differ by rounding, which each step carries on to the next.
@@ -40,23 +40,25 @@ _OF_RESULT = ("clip_norm", "model", "device", "lr")  # change the result, and so
 
 @dataclass(frozen=True)
 class Case:
-    """A strategy with settings, and the largest relative difference from single, by dtype."""
+    """A variant of a strategy, and what rounding may differ from single by dtype, relatively."""
 
-    label: str
     strategy: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    tolerance: Mapping[str, float] = field(default_factory=lambda: EXACT)
-    exact: bool = True  # only rounding may tell it from one process
-    worlds: tuple[int, ...] | None = None  # None: any number of ranks
+    variant: Variant
+    rounding: Mapping[str, float] = field(default_factory=lambda: EXACT)
+
+    def tolerance(self, dtype: str) -> float:
+        """The largest relative difference."""
+        within = self.variant.within
+        return self.rounding[dtype] if within is None else within
 
     def single(self) -> RunSpec:
         """The settings of the run that it is compared with."""
-        shared = {k: v for k, v in self.settings.items() if k in _OF_RESULT}
+        shared = {k: v for k, v in self.variant.settings.items() if k in _OF_RESULT}
         return RunSpec(**{**SHARED, **shared, "strategy": "single"})
 
     def spec(self, world_size: int) -> RunSpec:
         """The settings of the run that is checked."""
-        values = {**SHARED, **self.settings, "strategy": self.strategy}
+        values = {**SHARED, **self.variant.settings, "strategy": self.strategy}
         return RunSpec(**values, ranks_per_node=world_size)
 
 
@@ -72,27 +74,13 @@ def layers(num_classes: int) -> nn.Module:
     return nn.Sequential(*modules, nn.Linear(24, num_classes))
 
 
-CASES = tuple(
-    Case(
-        variant.label,
-        name,
-        variant.settings,
-        EXACT if variant.within is None else dict.fromkeys(DTYPES, variant.within),
-        variant.within is None,
-        variant.worlds,
-    )
-    for name, facts in FACTS.items()
-    for variant in facts.verified
-)
+CASES = tuple(Case(name, variant) for name, facts in FACTS.items() for variant in facts.verified)
 
 
 def cases_of(strategies: Sequence[str], world_size: int) -> list[Case]:
     """The cases of these strategies that run on this number of ranks."""
-    return [
-        case
-        for case in CASES
-        if case.strategy in strategies and (case.worlds is None or world_size in case.worlds)
-    ]
+    cases = [case for case in CASES if case.strategy in strategies]
+    return [c for c in cases if c.variant.worlds is None or world_size in c.variant.worlds]
 
 
 def plan_model(
@@ -119,7 +107,7 @@ def plan_model(
         _note("the model does not compute in float64: compared in float32 only")
     near = {name: torch.finfo(dtype).eps ** 0.5 for name, dtype in DTYPES.items()}
     settings = {"model": name, "device": device, "lr": 0.01}
-    cases = [Case(strategy, strategy, settings, near) for strategy in strategies]
+    cases = [Case(strategy, Variant(strategy, settings), near) for strategy in strategies]
     several = [case for case in cases if not FACTS[case.strategy].one_rank]
     return {world: cases if world == 1 else several for world in worlds}, dtypes
 

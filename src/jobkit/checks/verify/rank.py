@@ -49,13 +49,13 @@ class Difference:
     @property
     def tolerance(self) -> float:
         """Of the first three."""
-        return self.case.tolerance[self.dtype]
+        return self.case.tolerance(self.dtype)
 
     @property
     def ok(self) -> bool:
         """Whether all is within the tolerance; nan is not."""
         near = all(d <= self.tolerance for d in (self.loss, self.gradient, self.parameter))
-        return near and (self.evaluation == 0 or not self.case.exact)
+        return near and (self.evaluation == 0 or self.case.variant.within is not None)
 
 
 def trace(
@@ -158,7 +158,7 @@ def be_rank(rank: int, world: int, port: int, orders: Orders) -> None:
             configure(RunSpec(fp32="ieee"), device)
         group, found = Group(place, device, 60.0), []
         for case, name in itertools.product(orders.cases, orders.dtypes):
-            label, path = case.label, orders.reference(case, name)
+            label, path = case.variant.label, orders.reference(case, name)
             if orders.is_reference:
                 if not path.exists():
                     steps = trace(case.single(), group, DTYPES[name], None, orders.classes)
@@ -194,7 +194,7 @@ def verify(
     dtypes: of float64 and float32. device: cpu, or cuda for a GPU for each rank. inject is called
     with each trainer that is compared, to put a fault in. Raises RuntimeError when a rank fails.
     """
-    every = list({case.label: case for cases in plans.values() for case in cases}.values())
+    every = list({case.variant.label: case for cases in plans.values() for case in cases}.values())
     # The process from which ranks are forked imports what they need, once for all.
     code = {FACTS[case.strategy].code.split(".")[0] for case in every}
     modules = [f"jobkit.payload.strategies.{module}" for module in sorted(code)]
@@ -240,7 +240,9 @@ def table(differences: Sequence[Difference]) -> list[str]:
     for d in differences:
         numbers = [d.loss, d.gradient, d.parameter, d.evaluation, d.tolerance]
         texts = [f"{x:.1e}" if math.isfinite(x) and x else f"{x:g}" for x in numbers]
-        rows.append([d.case.label, f"{d.world_size}", d.dtype, *texts, "ok" if d.ok else "OVER"])
+        rows.append(
+            [d.case.variant.label, f"{d.world_size}", d.dtype, *texts, "ok" if d.ok else "OVER"]
+        )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     over, all_ = sum(not d.ok for d in differences), len(differences)
