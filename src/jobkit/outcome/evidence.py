@@ -52,23 +52,17 @@ _ECHOES = re.compile(
     r"|Timed out waiting \d+|[Ww]atchdog caught|failed to recv|peer.*(?:closed|exited)"
     r"|NCCL communicator was aborted"
 )
-
-
 # What mends a common error of a program, by the line that shows it; the first that fits.
-_HINTS = (
-    (
-        r"ProcessGroupNCCL is only supported with GPUs",
-        "it takes NCCL where RANK is set: --launcher once at one rank, else gloo or GPUs",
-    ),
-    (r"ModuleNotFoundError: No module named", "install it for the Python that runs the program"),
-    (
-        r"can't open file|FileNotFoundError",
-        "a path begins in the folder in which the study was launched",
-    ),
-    (r": command not found|exit code 127", "the program is not in PATH where the job runs"),
-    (r"exit code 126", "make the program executable: chmod u+x"),
-    (r"Address already in use", "another job of this node has the port: set MASTER_PORT"),
-)
+_HINTS = {
+    "ProcessGroupNCCL is only supported with GPUs": "it takes NCCL where RANK is set: --launcher "
+    "once at one rank, else gloo or GPUs",
+    "ModuleNotFoundError: No module named": "install it for the Python that runs the program",
+    "can't open file|FileNotFoundError": "a path begins in the folder in which the study was "
+    "launched",
+    ": command not found|exit code 127": "the program is not in PATH where the job runs",
+    "exit code 126": "make the program executable: chmod u+x",
+    "Address already in use": "another job of this node has the port: set MASTER_PORT",
+}
 
 
 @dataclass(frozen=True)
@@ -91,7 +85,7 @@ def clean(text: str) -> str:
 
 def with_hint(reason: str, text: str) -> str:
     """The reason of an end, with what mends it where its line of evidence shows that."""
-    hints = (hint for pattern, hint in _HINTS if re.search(pattern, f"{reason} {text}"))
+    hints = (hint for line, hint in _HINTS.items() if re.search(line, f"{reason} {text}"))
     return next((f"{reason} ({hint})" for hint in hints), reason)
 
 
