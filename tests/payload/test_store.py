@@ -213,4 +213,4 @@ def test_a_checkpoint_in_the_background_is_of_the_moment(
     (paths.checkpoints / "00000009-0").write_text("in its place")
     trainer.progress = Progress(0, 0, 9)
     assert mine.save(trainer) and not mine.wait()
-    assert "iteration 9 could not be written (Not a directory); the last is 00000008-0" in told[-1]
+    assert "iteration 9 could not be written (Not a directory); the last is of 8" in told[-1]

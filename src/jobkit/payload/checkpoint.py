@@ -35,6 +35,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from jobkit.files import file_names
 from jobkit.paths import RunPaths
 from jobkit.payload.batches import Progress
 from jobkit.payload.distributed import T, all_or_raise, gather
@@ -128,7 +129,8 @@ class Checkpoint:
     def writers(self) -> list[int]:
         """The ranks that put tensors of their own into it."""
         names = [name.split(".") for name in self.shapes if name.endswith(LOSS_SUM)]
-        return sorted(int(rank) for kind, rank, *_ in names if kind == "rank" and rank.isdecimal())
+        ranks = {rank for kind, rank, *_ in names if kind == "rank"}
+        return sorted(int(rank) for rank in ranks if rank.isdecimal())
 
     def blank(self, *prefixes: str) -> dict[str, Tensor]:
         """Empty tensors of its shapes, to be read, for the names that begin so."""
@@ -304,6 +306,7 @@ class Checkpoints:
         self.writing: Future[tuple[int, float]] | None = None  # its result: bytes and seconds
         self.begun_s = time.monotonic()  # the time of the last one, and its iteration
         self.begun = -1
+        self.newest: int | None = None  # the iteration of the run's last good checkpoint
 
     def save(self, trainer: "Trainer") -> bool:
         """Write a checkpoint, or start to; return whether it succeeded so far. Every rank calls.
@@ -331,7 +334,8 @@ class Checkpoints:
         return True
 
     def _check_fence(self) -> None:
-        newest = max([self._attempt, *self._paths.attempt_numbers()])
+        names = file_names(self._paths.attempts)
+        newest = max((int(name) for name in names if name.isdecimal()), default=self._attempt)
         if self._rank == 0 and newest > self._attempt:
             raise Fenced(
                 f"attempt {self._attempt} is fenced: attempt {newest} of this run has begun"
@@ -352,12 +356,12 @@ class Checkpoints:
         try:
             size, time_s = write()
         except Unsaved as error:
-            names = [folder.name for folder in found_in(self._paths.checkpoints)]
-            last = f"the last is {names[0]}" if names else "there is none"
+            last = "there is none" if self.newest is None else f"the last is of {self.newest}"
             self._report.warn(
                 f"the checkpoint of iteration {self.begun} could not be written ({error}); {last}"
             )
             return False
+        self.newest = self.begun
         self._report.record(
             "checkpoint", action="saved", iteration=self.begun, bytes=size, time_s=time_s
         )

@@ -139,7 +139,8 @@ def _check_shapes(checkpoint: Checkpoint, trainer: "Trainer", group: Group) -> N
     parameters = trainer.strategy.named_parameters()
     parts = gather({f"model.{name}": tuple(p.shape) for name, p in parameters.items()}, group)
     ours = {name: shape for part in parts for name, shape in part.items()}
-    theirs = {n: tuple(size) for n, (size, _) in checkpoint.shapes.items() if n[:6] == "model."}
+    shapes = checkpoint.shapes.items()
+    theirs = {name: tuple(size) for name, (size, _) in shapes if name.startswith("model.")}
     for name in sorted(ours.keys() | theirs.keys()):
         here, there = ours.get(name, "absent"), theirs.get(name, "absent")
         if here != there:

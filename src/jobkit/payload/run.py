@@ -324,6 +324,8 @@ def _guard(job: RankJob, trainer: Trainer) -> JobGuard:
                 "training is already complete: the checkpoint is from after the last of --epochs "
                 "or --max-steps"
             )
+        if loaded and loaded.parent == paths.checkpoints:
+            checkpoints.newest = trainer.progress.iteration
     return JobGuard(
         group=group.on_cpu(),  # its own: a checkpoint may be written in a thread meanwhile
         stop=job.stop,
