@@ -27,15 +27,10 @@ def fork_server() -> None:
     """The process from which tests fork ranks themselves. Python has one, which imports what it is
     told by the first who needs it: what others' ranks lack, each of them would import.
     """
-    own = ["torch._dynamo", "jobkit.checks.verify.rank"]
-    own += ["jobkit.payload.strategies.fsdp", "jobkit.payload.strategies.pipeline"]
-    own += [
-        "jobkit.payload.strategies.ddp",
-        "jobkit.checks.collectives",
-        "ranks",
-        "torch.distributed.pipelining",
-    ]
-    multiprocessing.get_context("forkserver").set_forkserver_preload(own)
+    modules = ["torch._dynamo", "torch.distributed.pipelining", "ranks"]
+    modules += ["jobkit.checks.verify.rank", "jobkit.checks.collectives"]
+    modules += [f"jobkit.payload.strategies.{name}" for name in ("ddp", "fsdp", "pipeline")]
+    multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
     forkserver.ensure_running()
 
 

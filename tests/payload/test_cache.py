@@ -6,8 +6,8 @@ import pickle
 import resource
 import shutil
 import tarfile
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +51,9 @@ class Counted:
 
 def test_a_source_is_read_once_by_all_that_need_it(tmp_path: Path) -> None:
     counted = Counted(slow_s=0.3)
-    threads = [threading.Thread(target=counted.prepare, args=(tmp_path,)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    path = counted.prepare(tmp_path)
-    assert counted.reads == 1
+    with ThreadPoolExecutor(4) as pool:
+        (path,) = {*pool.map(counted.prepare, [tmp_path] * 4)}
+    assert counted.prepare(tmp_path) == path and counted.reads == 1
     assert sorted(p.name for p in path.parent.iterdir()) == ["counted-v2.lock", "counted-v2.pt"]
     data, source = open_prepared(path), synthetic(300, 40)
     assert torch.equal(data.train.images, source.train.images)
@@ -171,20 +167,18 @@ def test_images_of_a_few_kinds_are_decoded(tmp_path: Path, kind: str) -> None:
     """PostScript would start an interpreter."""
     from PIL import Image
 
-    path = tmp_path / "image.png"
-    if kind in ("EPS", "text"):
-        path.write_bytes(EPS if kind == "EPS" else b"no image")
-    else:
-        Image.new("RGB", (50, 40)).save(path, kind)
-    for part in ("train", "test"):
-        (tmp_path / "images" / part / "cat").mkdir(parents=True)
-        shutil.copy(path, tmp_path / "images" / part / "cat" / "1.png")
-    source = find_source(f"folder:{tmp_path}/images", tmp_path, None, None)
-    if kind in ("PNG", "JPEG", "TIFF"):
-        assert source.read(lambda _: None).train.images.shape == (1, 32, 32, 3)
-    else:
+    for path in (tmp_path / part / "cat" / "1.png" for part in ("train", "test")):
+        path.parent.mkdir(parents=True)
+        if content := {"EPS": EPS, "text": b"no image"}.get(kind):
+            path.write_bytes(content)
+        else:
+            Image.new("RGB", (50, 40)).save(path, kind)
+    source = find_source(f"folder:{tmp_path}", tmp_path, None, None)
+    if content:
         with pytest.raises(UsageError, match=r"1.png: not a readable image"):
             source.read(lambda _: None)
+    else:
+        assert source.read(lambda _: None).train.images.shape == (1, 32, 32, 3)
 
 
 def test_a_folder_is_prepared_once_and_the_next_step_is_named(

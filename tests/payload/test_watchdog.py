@@ -63,20 +63,22 @@ def test_every_rank_writes_its_stacks_and_the_others_end(
     assert place in logs[1] and place not in logs[0]
 
 
-def test_a_hang_in_the_start_ends_with_the_stacks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def armed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, bool]]:
+    """When stacks were asked for: in how many seconds, and whether the process ends then."""
+    calls: list[tuple[float, bool]] = []
+    later = lambda seconds, exit, file: calls.append((seconds, exit))  # noqa: E731
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", later)
+    return calls
+
+
+def test_a_hang_in_the_start_ends_with_the_stacks(armed, tmp_path, monkeypatch) -> None:
     """As where NCCL looks for its peers over a network that swallows packets."""
-    armed: list[tuple[float, bool]] = []
 
     def join(*_: object) -> None:
         assert armed == [(1.25 * 7, True)]
         raise InterruptedError("it would wait here")
 
-    def later(seconds: float, exit: bool, file: object) -> None:
-        armed.append((seconds, exit))
-
-    monkeypatch.setattr(faulthandler, "dump_traceback_later", later)
     monkeypatch.setattr(run, "join", join)
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "hsn0")
     monkeypatch.setattr("jobkit.payload.main.leave", lambda code: sys.exit(code))
@@ -86,11 +88,8 @@ def test_a_hang_in_the_start_ends_with_the_stacks(
     assert "joining 1 ranks over hsn0" in (folder / "ranks/0/rank-0.log").read_text()
 
 
-def test_when_stacks_are_due(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_stacks_are_due(armed, monkeypatch) -> None:
     """Before the timeout; one rank alone ends."""
-    armed: list[tuple[float, bool]] = []
-    later = lambda seconds, exit, file: armed.append((seconds, exit))  # noqa: E731
-    monkeypatch.setattr(faulthandler, "dump_traceback_later", later)
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(time, "monotonic", lambda: clock.now)
     how = {"timeout_s": 100.0, "log": sys.stderr}
