@@ -20,7 +20,7 @@ from jobkit.drill.faults import Row
 from jobkit.metric.kinds import KINDS
 from jobkit.metric.pattern import load_pattern
 from jobkit.outcome.state import STATUSES
-from jobkit.paths import RunPaths, write_json
+from jobkit.paths import write_json
 from jobkit.spec.command import CommandSpec
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.study import Plan, Study
@@ -332,15 +332,12 @@ def test_a_run_whose_log_is_closed_has_no_rate(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_the_best_evidence_of_ranks_that_work_together_counts(
-    planned: dict[str, object], group_size: int | None, seen: str | None, evidence: str | None,
-    tmp_path: Path,
-) -> None:  # fmt: skip
-    paths = RunPaths(tmp_path)
-    write_json(paths.job, {"ranks_together": seen})
-    start = {"v": 1, "kind": "run_start", "attempt": 0, "group_size": group_size}
-    two = {"command": ("python", "train.py"), "ranks_per_node": 2}
-    assert ranks_together(paths, RunRecords([start]), CommandSpec(**(two | planned))) == evidence
-    assert ranks_together(paths, RunRecords([start]), RunSpec(ranks_per_node=2)) is None
+    planned: dict[str, Any], group_size: int | None, seen: str | None, evidence: str | None
+) -> None:
+    records = RunRecords([{"v": 1, "kind": "run_start", "attempt": 0, "group_size": group_size}])
+    spec = CommandSpec(**({"command": ("python", "train.py"), "ranks_per_node": 2} | planned))
+    assert ranks_together({"ranks_together": seen}, records, spec) == evidence
+    assert ranks_together({"ranks_together": seen}, records, RunSpec(ranks_per_node=2)) is None
 
 
 def test_a_series_of_copies_is_not_compared_and_its_neighbour_is() -> None:

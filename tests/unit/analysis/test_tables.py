@@ -76,8 +76,9 @@ def test_every_value_comes_back_and_an_empty_cell_is_none(tmp_path: Path) -> Non
 def test_columns_that_a_file_lacks_are_empty(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("t,other\na,1\n")
     table = read_table(tmp_path / "t.csv", COLUMNS)
-    assert [*table.columns] == ["t", "n", "x", "yes", "other"]
-    assert table[["n", "x", "yes"]].isna().all(axis=None)
+    assert table.astype(object).where(table.notna(), None).to_dict("records") == [
+        {"t": "a", "n": None, "x": None, "yes": None, "other": 1}
+    ]
 
 
 @pytest.mark.parametrize(
@@ -108,12 +109,7 @@ def test_a_table_in_a_study_that_is_a_link_out_of_it_is_not_read(tmp_path: Path)
 
 def test_whole_numbers_of_others_stay_whole() -> None:
     rows = [{"id": 12345678901234567, "n": -3, "x": 1}, {"id": None, "n": 4, "x": 2.5}, {}]
-    assert frame(rows, ()).to_csv(index=False).splitlines() == [
-        "id,n,x",
-        "12345678901234567,-3,1.0",
-        ",4,2.5",
-        ",,",
-    ]
+    assert frame(rows, ()).to_csv(index=False) == "id,n,x\n12345678901234567,-3,1.0\n,4,2.5\n,,\n"
     assert frame([{"id": 2**63}, {"id": 1}], ())["id"].isna().to_list() == [True, False]
 
 

@@ -1,6 +1,5 @@
 """From the records of a run to its numbers: windows, steps, epochs, rates, what is in no table."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -188,13 +187,10 @@ def test_without_records_the_wall_time_counts_and_says_so(
     assert tuple(speed_row(None, RunRecords(), state).values()) == rate
 
 
-@pytest.mark.parametrize(("elapsed", "alone"), [(7.5, 7.5), (-1.0, None), (None, None)])
-def test_the_wall_time_is_that_of_one_attempt(
-    tmp_path: Path, elapsed: float | None, alone: float | None
-) -> None:
-    paths = RunPaths(tmp_path)
-    paths.job.write_text(json.dumps({"elapsed_s": elapsed}))
-    assert (wall_time_s(paths, 1), wall_time_s(paths, 2)) == (alone, None)
+def test_the_wall_time_is_that_of_one_attempt() -> None:
+    for elapsed, alone in ((7.5, 7.5), (-1.0, None), (None, None), ("7.5", None)):
+        job = {"elapsed_s": elapsed}
+        assert (wall_time_s(job, 1), wall_time_s(job, 2)) == (alone, None)
 
 
 def test_a_training_has_steps_and_the_rate_of_its_epochs() -> None:

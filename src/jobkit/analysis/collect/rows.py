@@ -41,7 +41,6 @@ from jobkit.metric.kinds import COMMON, KINDS, Record
 from jobkit.metric.pattern import Pattern
 from jobkit.outcome.logs import open_log
 from jobkit.outcome.state import RunState
-from jobkit.paths import RunPaths, read_json
 from jobkit.spec.command import CommandSpec, PlannedRun
 from jobkit.spec.runspec import RunSpec
 
@@ -98,11 +97,11 @@ def observed_of(
     return best or by_lines
 
 
-def ranks_together(paths: RunPaths, records: RunRecords, spec: object) -> str | None:
+def ranks_together(job: Mapping[str, Any], records: RunRecords, spec: object) -> str | None:
     """What shows that the ranks of a command worked together; "none": nothing does.
 
     None where that is not asked: one rank, jobkit's own training, a command that starts its own
-    ranks, or a run that was too short to be looked at.
+    ranks, or a run that was too short to be looked at. job: what its job.json says.
     """
     if not isinstance(spec, CommandSpec) or spec.world_size == 1 or spec.launcher == "once":
         return None
@@ -111,13 +110,13 @@ def ranks_together(paths: RunPaths, records: RunRecords, spec: object) -> str | 
     size = records.last("run_start").get("group_size")
     if type(size) is int and size > 1:
         return "process group"
-    seen = (read_json(paths.job) or {}).get("ranks_together")
+    seen = job.get("ranks_together")
     return seen if isinstance(seen, str) else None
 
 
-def wall_time_s(paths: RunPaths, attempts: int) -> float | None:
+def wall_time_s(job: Mapping[str, Any], attempts: int) -> float | None:
     """Seconds from the start of the run's job to its end; None for a run of several attempts."""
-    elapsed = (read_json(paths.job) or {}).get("elapsed_s")  # by a clock that does not jump
+    elapsed = job.get("elapsed_s")  # by a clock that does not jump
     is_time = isinstance(elapsed, float) and 0 < elapsed < math.inf
     return elapsed if is_time and attempts <= 1 else None
 
