@@ -35,12 +35,16 @@ def test_holm_is_as_computed_by_hand() -> None:
 def test_equal_studies_are_rarely_told_apart_and_a_loss_on_the_whole_is_found() -> None:
     """40 pairs of three sizes at 3 % noise, of which no test of one size finds 6 %."""
     draw = np.random.default_rng(1)
-    rates = lambda factor: {  # noqa: E731
-        n: list(100.0 * n * factor * np.exp(0.03 * draw.standard_normal(3))) for n in (1, 2, 4)
-    }
+
+    def study(factor: float) -> pd.DataFrame:
+        noise = np.exp(0.03 * draw.standard_normal((3, 3)))
+        return runs(
+            {n: list(100.0 * n * factor * x) for n, x in zip((1, 2, 4), noise, strict=True)}
+        )
+
     false = slower = by_size = 0
     for _ in range(40):
-        now, before, slow = runs(rates(1)), runs(rates(1)), runs(rates(0.94))
+        now, before, slow = study(1), study(1), study(0.94)
         false += any(c.differs for c in compare(now, before)[0])
         *sizes, whole = compare(slow, before)[0]
         assert whole.name == "on the whole"
@@ -90,25 +94,14 @@ def test_what_keeps_the_same_ranks_from_being_compared_is_said() -> None:
     assert remarks[-1] == "only in the second: ddp at 2 ranks on 2 nodes (strong scaling, images/s)"
 
 
-def test_the_command_is_a_gate(capsys) -> None:
-    for name in ("old", "new"):
-        whole_study(name, strategies=("ddp",), gpus=(1, 2), repeats=3)
-    assert main(["new", "old"]) == 0
-    assert "2 of 2 sizes judged: 0 slower beyond chance" in capsys.readouterr().out
-    whole_study("single-runs", strategies=("ddp",), gpus=(1, 2))
-    assert main(["new", "single-runs"]) == 0  # the other's repeats show the spread
-    assert main(["single-runs", "single-runs"]) == 3
-    assert code_of(main, ["new"]) == 2
-    assert main(["new", "nowhere.csv"]) == 2
-    whole_study("fsdp-only", strategies=("fsdp",), gpus=(1,))
-    assert main(["new", "fsdp-only"]) == 2
-
-
-def test_a_kept_table_is_a_reference(capsys) -> None:
-    from jobkit.analysis.cli import collect_main
-
+def test_the_command_is_a_gate_also_by_a_kept_table(capsys) -> None:
     plan = whole_study("old", strategies=("ddp",), gpus=(1, 2), repeats=3)
-    assert collect_main(["old"]) == 0
+    whole_study("single-runs", strategies=("ddp",), gpus=(1, 2))
+    assert main(["old", "single-runs"]) == 0  # the other's repeats show the spread
+    assert "2 of 2 sizes judged: 0 slower beyond chance" in capsys.readouterr().out
+    assert main(["single-runs", "single-runs"]) == 3
+    assert code_of(main, ["old"]) == 2
+    assert main(["old", "nowhere.csv"]) == 2
     path = StudyPaths(plan.paths.folder).results
     assert main(["old", str(path)]) == 0
     table = pd.read_csv(path)

@@ -1,6 +1,5 @@
 """The five lines of the verdict: studies of known cause, sentences against the truth."""
 
-import io
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from rich.console import Console
 
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.collect.rows import WALL_TIME
@@ -18,7 +16,6 @@ from jobkit.analysis.figures.by_size import ends_of, lines_of
 from jobkit.analysis.figures.style import subtitle
 from jobkit.analysis.findings.verdict import MAX_WORDS, verdict
 from jobkit.analysis.report.report import MAX_LISTED, listed
-from jobkit.analysis.report.summary import print_summary
 from jobkit.analysis.report.tables import project_table, proposal_table, thread_lines
 from jobkit.analysis.scaling.sizes import SEVERAL_STARTS
 from jobkit.analysis.tables.columns import EPOCHS, RESULTS
@@ -86,12 +83,8 @@ def at_8(**values: Any) -> Change:
 
 
 def failing(status: str, reason: str, from_repeat: int) -> Change:
-    def change(row: dict[str, Any]) -> None:
-        if row["world_size"] == 8 and row["repeat"] >= from_repeat:
-            row |= {"status": status, "reason": reason, "images_per_s": None}
-            row |= {"time_per_epoch_s": None}
-
-    return change
+    gone = {"status": status, "reason": reason, "images_per_s": None, "time_per_epoch_s": None}
+    return lambda row: at_8(**gone)(row) if row["repeat"] >= from_repeat else None
 
 
 def learning(row: dict[str, Any]) -> None:
@@ -329,21 +322,15 @@ def test_a_series_that_is_not_compared_keeps_no_other_from_being_requested() -> 
     assert any(line.startswith("Fastest: b on 1 GPU,") for line in lines)
 
 
-def on_nodes(sizes: dict[tuple[int, int], float]) -> Results:
-    """A series by ranks and nodes."""
-    rows = []
-    for (ranks, nodes), rate in sizes.items():
-        place = {"nodes": nodes, "ranks_per_node": ranks // nodes}
-        own = runs_of({"ddp": {ranks: [rate, 1.002 * rate, 0.998 * rate]}})
-        rows += [row | place | {"run_id": f"{row['run_id']}-{nodes}"} for row in own]
-    return results_from(frame(rows, RESULTS))
-
-
 def test_the_request_follows_the_sizes_on_the_fewest_nodes() -> None:
     """It was "Request 4 GPUs on 2 nodes: speed-up 0.88", as 4 on 4 nodes are below 80 %."""
-    several = on_nodes(
-        {(4, 1): 400, (4, 2): 350, (4, 4): 280, (8, 1): 790, (8, 2): 700, (16, 1): 1584}
-    )
+    rates = {(4, 1): 400, (4, 2): 350, (4, 4): 280, (8, 1): 790, (8, 2): 700, (16, 1): 1584}
+    rows = [
+        row | {"nodes": nodes, "ranks_per_node": n // nodes, "run_id": f"{row['run_id']}-{nodes}"}
+        for (n, nodes), rate in rates.items()
+        for row in runs_of({"ddp": {n: [rate, 1.002 * rate, 0.998 * rate]}})
+    ]
+    several = results_from(frame(rows, RESULTS))
     both = verdict(several, "GPUs")
     assert both[0].startswith("Request 16 GPUs with ddp: 3.96 times 4 GPUs")
     assert not [line for line in both if "below" in line]
@@ -354,30 +341,25 @@ def test_the_request_follows_the_sizes_on_the_fewest_nodes() -> None:
 Truth = dict[str, dict[int, float]]
 
 
-def study_of(seed: int) -> tuple[dict[str, dict[int, list[float]]], Truth]:
-    """The rates of a rows_of of two series by Amdahl's law, and their true rates."""
-    g = np.random.default_rng([9, seed])
-    truth = {
-        name: {n: float(x * n / (1 + 10 ** g.uniform(-2.5, -0.8) * (n - 1))) for n in SIZES}
-        for name, x in (("ddp", 1000.0), ("fsdp", 1000.0 * g.uniform(0.85, 1)))
-    }
-    repeats, sd = int(g.choice([1, 2, 3, 5])), g.uniform(0.01, 0.05)
-    drawn = {
-        name: {n: list(x * np.exp(sd * g.standard_normal(repeats))) for n, x in sizes.items()}
-        for name, sizes in truth.items()
-    }
-    return drawn, truth
-
-
 def studies(count: int) -> Iterator[tuple[Results, Truth]]:
-    """Studies and their true rates; a table of all their runs at once costs least."""
-    made = [study_of(seed) for seed in range(count)]
-    rows = [
-        row | {"study": str(seed)} for seed, (drawn, _) in enumerate(made) for row in runs_of(drawn)
-    ]
-    runs = frame(rows, RESULTS)
-    for seed, own in runs.groupby("study", sort=False):
-        yield results_from(own), made[int(seed)][1]
+    """Studies of two series by Amdahl's law, and their true rates."""
+    rows, truths = list[dict[str, Any]](), list[Truth]()
+    for seed in range(count):
+        g = np.random.default_rng([9, seed])
+        truth = {
+            name: {n: float(x * n / (1 + 10 ** g.uniform(-2.5, -0.8) * (n - 1))) for n in SIZES}
+            for name, x in (("ddp", 1000.0), ("fsdp", 1000.0 * g.uniform(0.85, 1)))
+        }
+        repeats, sd = int(g.choice([1, 2, 3, 5])), g.uniform(0.01, 0.05)
+        drawn = {
+            name: {n: list(x * np.exp(sd * g.standard_normal(repeats))) for n, x in sizes.items()}
+            for name, sizes in truth.items()
+        }
+        truths.append(truth)
+        rows += [row | {"study": str(seed)} for row in runs_of(drawn)]
+    # A table of all their runs at once costs least.
+    for seed, own in frame(rows, RESULTS).groupby("study", sort=False):
+        yield results_from(own), truths[int(seed)]
 
 
 def is_true(line: str, truth: Truth) -> bool | None:
@@ -426,9 +408,6 @@ def test_a_study_of_failed_runs_says_why_and_names_its_time_as_one_without() -> 
     assert {*results.scaling["throughput_unit"]} == {"runs/h"}
     table = proposal_table(results, "GPUs")
     assert "time per run, start-up included (s)" in table.heads
-    page = io.StringIO()
-    print_summary(results, Console(file=page, width=200, highlight=False))
-    assert " or epoch" not in page.getvalue()
     last = verdict(results, "GPUs")[-1]
     assert last.startswith("1 of 3 runs ok; train on 2 GPUs: 1 of 1 failed")
     # Nothing is said of repeats where nothing was measured.
@@ -501,16 +480,12 @@ def test_which_series_needs_the_least_memory() -> None:
     results = learnt("peak_memory_mib", peaks)
     assert "Least memory on 4 GPUs: fsdp 400 MiB, most ddp 7.8 GiB." in verdict(results, "GPUs")
     results.runs.loc[results.runs["series"] != "ddp", "device_type"] = "cpu"
-    unlike = [
-        results_from(results.runs),
-        learnt("peak_memory_mib", {"ddp": {1: [9.0], 2: [9.0]}}),  # one series
-        learnt("peak_memory_mib", {"ddp": {2: [800.0]}, "fsdp": {4: [400.0]}}),
-        learnt("peak_memory_mib", {"ddp": {2: [700.0, 900.0]}, "fsdp": {2: [800.0, 810.0]}}),
-    ]
-    runs = learnt("peak_memory_mib", {"dp": {1: [800.0]}, "single": {1: [400.0]}}).runs
-    runs.loc[runs["series"] == "dp", "devices"] = 4
-    for other in (*unlike, results_from(runs)):
-        assert not any("memory" in line for line in verdict(other, "GPUs"))
+    dp = learnt("peak_memory_mib", {"dp": {1: [800.0]}, "single": {1: [400.0]}})
+    dp.runs.loc[dp.runs["series"] == "dp", "devices"] = 4
+    overlapping = {"ddp": {2: [700.0, 900.0]}, "fsdp": {2: [800.0, 810.0]}}
+    for unlike in (results, dp, learnt("peak_memory_mib", overlapping)):
+        page = verdict(results_from(unlike.runs), "GPUs")
+        assert not any("memory" in line for line in page)
 
 
 def test_the_hours_of_a_whole_project() -> None:
@@ -527,56 +502,37 @@ def test_the_hours_of_a_whole_project() -> None:
             project_table(results, work, 1, "GPUs")
 
 
-def threads_of(rates: dict[int, tuple[float, ...]], threads: dict[int, int], **cells) -> list[str]:
+THREADS = [  # the rates by processes, the threads of each, other cells, and what is said
+    ({1: (1000, 1010, 990), 4: (1500, 1490, 1510)}, {1: 4, 4: 1}, {},
+     ["4 cores as threads or processes, median [min, max]:",
+      "  4 processes x 1 thread (ddp): 1,500 [1,490, 1,510] images/s",
+      "  1 process x 4 threads (ddp): 1,000 [990, 1,010] images/s"]),
+    # A size that leaves a core idle is left out.
+    ({1: (1000,), 2: (1200,), 4: (900,)}, {1: 6, 2: 3, 4: 1}, {},
+     ["6 cores as threads or processes, median [min, max]:",
+      "  2 processes x 3 threads (ddp): 1,200 [1,200, 1,200] images/s",
+      "  1 process x 6 threads (ddp): 1,000 [1,000, 1,000] images/s"]),
+    # More cores for more processes are scaling, and no division.
+    ({1: (1000,), 4: (1500,)}, {1: 1, 4: 1}, {}, []),
+    *(({1: (1000,), 4: (1500,)}, {1: 4, 4: 1}, cells, [])
+      for cells in ({"device_type": "cuda"}, {"nodes": 2}, {"status": "failed"})),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rates", "threads", "cells", "lines"), THREADS)
+def test_the_ways_to_divide_the_cores(rates, threads, cells, lines) -> None:
     results = results_of({"ddp": rates})
-    used = results.runs["world_size"].map(threads)
-    cells = {"device_type": "cpu", "threads_used": used} | cells
-    return thread_lines(replace(results, runs=results.runs.assign(**cells)))
+    cells = {"device_type": "cpu", "threads_used": results.runs["world_size"].map(threads)} | cells
+    assert thread_lines(replace(results, runs=results.runs.assign(**cells))) == lines
 
 
-def test_the_fastest_way_to_divide_the_cores_comes_first_with_its_range() -> None:
-    found = threads_of({1: (1000, 1010, 990), 4: (1500, 1490, 1510)}, {1: 4, 4: 1})
-    assert found == [
-        "4 cores as threads or processes, median [min, max]:",
-        "  4 processes x 1 thread (ddp): 1,500 [1,490, 1,510] images/s",
-        "  1 process x 4 threads (ddp): 1,000 [990, 1,010] images/s",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("threads", "cells"),
-    [
-        ({1: 1, 4: 1}, {}),  # more cores for more processes: scaling, and no division
-        ({1: 4, 4: 1}, {"device_type": "cuda"}),
-        ({1: 4, 4: 1}, {"nodes": 2}),
-        ({1: 4, 4: 1}, {"status": "failed"}),
-        ({1: 4, 4: None}, {}),
-    ],
-)
-def test_other_studies_have_no_such_table(threads, cells) -> None:
-    assert threads_of({1: (1000, 1010), 4: (1500, 1490)}, threads, **cells) == []
-
-
-def test_a_size_that_leaves_a_core_idle_is_left_out() -> None:
-    found = threads_of({1: (1000, 1001), 2: (1200, 1201), 4: (900, 901)}, {1: 6, 2: 3, 4: 1})
-    assert found[0].startswith("6 cores") and len(found) == 3
-
-
-def many(runs: list[dict[str, Any]], outliers: str | None = None) -> Any:
-    sizes = {"series": "ddp", "nodes": 1, "throughput_unit": "images/s", "status": "ok"}
-    rows = [{**sizes, "world_size": 1, "throughput": 100.0, **run} for run in runs]
-    return SimpleNamespace(
-        runs=pd.DataFrame(rows), scaling=pd.DataFrame({"outliers": [outliers, None]})
-    )
-
-
-def test_of_many_those_to_look_at_are_listed() -> None:
-    runs: list[dict[str, Any]] = [{"run_id": f"r{i}"} for i in range(2 * MAX_LISTED)]
-    runs[30] |= {"status": "failed"}
-    for run in runs[MAX_LISTED:]:
-        run |= {"status": "timeout"}
-    found = [str(name) for name in listed(many(runs, "r20, r40, r30"))["run_id"]]
-    assert found[:4] == ["r20", "r30", "r40", f"r{MAX_LISTED}"] and len(found) == MAX_LISTED
+def test_of_many_runs_those_to_look_at_are_listed() -> None:
+    runs = pd.DataFrame({"run_id": [f"r{i}" for i in range(2 * MAX_LISTED)], "status": "ok"})
+    runs.loc[30, "status"] = "failed"
+    runs.loc[MAX_LISTED:, "status"] = "timeout"
+    outliers = pd.DataFrame({"outliers": ["r20, r40, r30", None]})
+    names: Any = listed(SimpleNamespace(runs=runs, scaling=outliers))["run_id"].to_list()  # type: ignore[arg-type]
+    assert names[:4] == ["r20", "r30", "r40", f"r{MAX_LISTED}"] and len(names) == MAX_LISTED
 
 
 def sourced_study(*sources: tuple[str, str | None]):
@@ -589,26 +545,21 @@ def sourced_study(*sources: tuple[str, str | None]):
 
 
 @pytest.mark.parametrize(
-    ("sources", "under"),
+    ("sources", "under", "said"),
     [
-        ([("auto", "inferred")], "rate by the start-up hook"),
-        ([("meter", None), ("auto", None)], "rate by meter and the start-up hook"),
-        ([(WALL_TIME, None)], f"rate by {WALL_TIME}"),
+        ([("auto", "inferred")] * 2, "the start-up hook",
+         "samples are inferred from the batches: state --work-per-step"),
+        ([("auto", "inferred"), ("auto", "stated")], "the start-up hook", "in 1 of 2 runs: "),
+        ([("meter", "counted"), ("auto", "stated")], "meter and the start-up hook", ""),
+        ([(WALL_TIME, None)], WALL_TIME, ""),
     ],
 )  # fmt: skip
-def test_the_figures_say_what_measured(sources, under: str) -> None:
-    text = " ".join(subtitle(sourced_study(*sources)).split())
-    assert text.startswith(f"{under} strong scaling")
-
-
-def test_samples_that_are_inferred_are_said_so_and_of_which_runs() -> None:
-    def inferred(*sources: tuple[str, str | None]) -> str:
-        return verdict(sourced_study(*sources), "GPUs")[0]
-
-    assert "inferred" not in inferred(("auto", "stated"), ("meter", "counted"))
-    both = inferred(("auto", "inferred"), ("auto", "inferred"))
-    assert "samples are inferred from the batches: state --work-per-step" in both
-    assert "batches in 1 of 2 runs: " in inferred(("auto", "inferred"), ("auto", "stated"))
+def test_what_measured_is_said_and_samples_that_are_inferred(sources, under, said) -> None:
+    results = sourced_study(*sources)
+    text = " ".join(subtitle(results).split())
+    assert text.startswith(f"rate by {under} strong scaling")
+    first = verdict(results, "GPUs")[0]
+    assert said in first and ("inferred" in first) is bool(said)
 
 
 def test_a_run_that_was_started_again_says_why_its_wall_time_is_no_rate() -> None:

@@ -143,10 +143,9 @@ def efficiency_table(breakdowns: Sequence[SizeBreakdown], unit: str) -> TextTabl
         factors += [useful, computation, useful * computation]
         place = [one.size.series, str(one.size.world_size), str(one.size.nodes)]
         place.append(f"{1000 * one.row['breakdown_iteration_s']:.4g}")
-        cost: Any = one.row.get("breakdown_difference_s")  # NA where it was not measured
-        measured = isinstance(cost, int | float) and math.isfinite(cost)
-        cells = [*place, *(f"{value:.1%}" for value in factors)]
-        rows.append([*cells, f"{1000 * cost:.3g}" if measured else ""])
+        cost = one.row.get("breakdown_difference_s")
+        place += [*(f"{value:.1%}" for value in factors)]
+        rows.append([*place, "" if cost is None else f"{1000 * cost:.3g}"])
     if not any(row[-1] for row in rows):
         heads, rows = heads[:-1], [row[:-1] for row in rows]
     return TextTable(heads, rows, 1, [_NOTE])

@@ -229,8 +229,12 @@ class Prediction:
         across[:, :, 1] += tau2[:, None] * np.minimum(d, far)
         solved = np.linalg.solve(covariance, np.concatenate([rest[..., None], across], axis=2))
         known = across.transpose(0, 2, 1) @ solved
-        root = np.linalg.cholesky(levels - known[..., 1:] + 1e-9 * np.eye(2))
-        base, level = (known[..., 0] + (root @ self._normal[:, :2, None])[..., 0]).T
+        (base, level), left = known[..., 0].T, levels - known[..., 1:]
+        deviation = np.sqrt(np.maximum(left[:, 0, 0], 1e-12))
+        slope = left[:, 0, 1] / deviation
+        base = base + deviation * self._normal[:, 0]
+        alone = np.sqrt(np.maximum(left[:, 1, 1] - slope**2, 0))
+        level = level + slope * self._normal[:, 0] + alone * self._normal[:, 1]
         # A measured size above ideal is a gain that stays, unless chance may have made it.
         best = int(np.argmax(self.means))
         above = float(self.means[best] - self.means[0])
