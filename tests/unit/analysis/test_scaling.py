@@ -71,6 +71,8 @@ def test_a_number_out_of_range_is_empty_in_the_sizes_and_in_their_table() -> Non
     (one, two) = measured_sizes(runs_of({1: [1e-300], 2: [1e300]}), NONE)
     assert (one.speed_up, two.speed_up, two.efficiency) == (1.0, None, None)
     assert scaling_table([one, two], "s")["speed_up"].isna().tolist() == [False, True]
+    wide = measured_sizes(runs_of({1: [100.0, 101.0], 2: [1e307, 190.0]}), NONE)[1]
+    assert wide.throughput_low and wide.throughput_high is None  # it was an OverflowError
 
 
 def test_the_baseline_is_stated_and_its_ranks_count_in_the_efficiency() -> None:

@@ -32,7 +32,11 @@ _QUARTILE = math.sqrt(2) * NormalDist().inv_cdf(0.625)
 _FALSE = 0.002  # two-sided probability that a sound run is called an outlier
 _MAX_PAIRED = 1000  # values of a size whose pairs are compared: half a million pairs
 _MIN_SHARE = 0.05  # a value this near to the median is no outlier, however small the spread
+_MAX_WIDTH = 100.0  # of half an interval, a logarithm: rates from logs may be any number
 _MAX_OUTLIERS = 0.05  # of the runs: more of them are no outliers but the spread
+
+_POINTS = 20_001  # of Student's distribution
+_FREE, _FAR = 30, 40.0  # degrees of freedom from which nothing lies beyond so many deviations
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,8 @@ class Pool:
 
     def half_width(self, *samples: Sample) -> float:
         """Half of the 95 % interval of the logarithm of a median, or of two medians' ratio."""
-        return quantile(self.freedom, CONFIDENCE) * math.hypot(*map(self.error, samples))
+        half = quantile(self.freedom, CONFIDENCE) * math.hypot(*map(self.error, samples))
+        return min(half, _MAX_WIDTH)
 
     def error(self, sample: Sample) -> float:
         """The standard error of the logarithm of the values' median."""
@@ -127,10 +132,6 @@ def _limit(logs: Sequence[Values]) -> float:
     freedom = sum(len(g) - 1 for g in logs if len(g))
     limit = quantile(freedom, 1 - _FALSE) * float(np.quantile(together, 0.25)) / _QUARTILE
     return max(limit, -math.log1p(-_MIN_SHARE))
-
-
-_POINTS = 20_001
-_FREE, _FAR = 30, 40.0  # degrees of freedom from which nothing lies beyond so many deviations
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
