@@ -14,8 +14,10 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
+
+from .process import Guarded, guarded
 
 STEPS_INSIDE = 3  # a pass is for training after these, though it gives batches without gradients
 OTHER_STEPS = 100  # of another optimizer, after which it is the one that counts
@@ -73,29 +75,11 @@ class Pass:
         return not self.evaluation or self.inside >= STEPS_INSIDE
 
 
-def _guarded(act: Callable[..., Any]) -> Callable[..., Any]:
-    """The method, which on an error says so, ends the measurement, and returns None."""
-
-    @functools.wraps(act)
-    def call(self: Any, *args: Any) -> Any:
-        if self.on:
-            try:
-                return act(self, *args)
-            except Exception as error:
-                self.leave()
-                with contextlib.suppress(Exception):
-                    text = f"jobkit: measuring ends: {type(error).__name__}: {error}"
-                    print(text, file=sys.__stderr__, flush=True)
-        return None
-
-    return call
-
-
-class Hook:
+class Hook(Guarded):
     """The measurement of one process."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self.on, self.environment = True, environment
+        self.environment = environment
         self.meter: Any = None
         self._counted: Any = None  # weak reference to the optimizer that counts
         self._others = 0  # steps of others since its last one
@@ -103,7 +87,7 @@ class Hook:
         self._loaders_only = True  # each step had a pass before it
         self.traced_step = False  # a step inside a compiled function, see after_step
 
-    @_guarded
+    @guarded
     def asks(self, here: Pass, now: float, gradients: bool) -> None:
         """A batch is asked for."""
         if self.traced_step:
@@ -122,14 +106,14 @@ class Hook:
         self._passes = [each for each in self._passes if each is not here] + [here]
         here.asked = now
 
-    @_guarded
+    @guarded
     def gave(self, here: Pass, batch: Any) -> None:
         """The batch is there."""
         size = size_of(batch)
         here.known = here.known and size is not None
         here.size += size or 0
 
-    @_guarded
+    @guarded
     def stepped(self, optimizer: Any) -> None:
         """An optimizer has made a step."""
         counted = self._counted and self._counted()
@@ -174,7 +158,7 @@ class Hook:
         self._loaders_only = self._loaders_only and bool(passes)
         self.meter.step(size if known else None, {})
 
-    def leave(self) -> None:
+    def give_up(self) -> None:
         """Measure no more."""
         self.on = False
         if self.meter:
@@ -250,4 +234,4 @@ def _in_child() -> None:
 def step_aside() -> None:
     """The program has its own meter: leave the measurement to it."""
     if hook:
-        hook.leave()
+        hook.give_up()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .lines import Writer
-from .process import cuda_in_use, guarded, host_name, local_rank
+from .process import Guarded, cuda_in_use, guarded, host_name, local_rank
 
 Read = Callable[[], float | None]  # None: it is not reported, or not just now
 _BUFFER_BYTES = 4096
@@ -201,7 +201,7 @@ def interval_s(age_s: float) -> float:
     return min(60.0, max(1.0, age_s / 300))
 
 
-class Sampler:
+class Sampler(Guarded):
     """Writes records of the kind sample from a thread of its own, until stop().
 
     node: watch the node's processors and memory too, and its energy if the job has it alone, which
@@ -216,7 +216,6 @@ class Sampler:
         environment: Mapping[str, str],
         root: Path = Path("/"),
     ) -> None:
-        self.on = True
         self._writer, self._gpus, self._root = writer, gpus, root
         self._host = host_name(environment)
         self._alone = environment.get("JOBKIT_NODE_ALONE") == "1"

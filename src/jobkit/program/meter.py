@@ -28,16 +28,16 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .process import distributed, guarded, warn
+from .process import Guarded, distributed, guarded, warn
 from .why import OWN
 from .windows import Meter
 
 
-class StopRequest:
+class StopRequest(Guarded):
     """Whether the stop signal came to any rank: the answer is the same on all of them."""
 
     def __init__(self) -> None:
-        self.on, self._came, self._agreed = True, False, False
+        self._came, self._agreed = False, False
         self._group: Any = None
         self._pending: Any = None
         self._before: dict[int, Any] = {}  # the program's own handlers

@@ -17,13 +17,16 @@ def distributed() -> Any:
     return dist if ready and ready() else None
 
 
-def place(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Rank and world size: of the process group, else of the environment, now or as given."""
+def place(environment: Mapping[str, str]) -> tuple[int, int, int | None]:
+    """Rank, world size, and the size of the process group, where the program has one.
+
+    Without one by the environment, now or as given.
+    """
     if dist := distributed():
-        return dist.get_rank(), dist.get_world_size()
+        return dist.get_rank(), dist.get_world_size(), dist.get_world_size()
     env = {**environment, **os.environ}
     rank = env.get("RANK") or env.get("SLURM_PROCID") or 0
-    return int(rank), int(env.get("WORLD_SIZE") or env.get("SLURM_NTASKS") or 1)
+    return int(rank), int(env.get("WORLD_SIZE") or env.get("SLURM_NTASKS") or 1), None
 
 
 def local_rank(environment: Mapping[str, str], rank: int) -> int:
@@ -67,17 +70,29 @@ def warn(text: str) -> None:
         print(f"jobkit meter: {text}", file=sys.__stderr__, flush=True)
 
 
+class Guarded:
+    """What a failure ends with one warning: the training is worth more than its measurement."""
+
+    on = True
+    ends = "measuring ends"  # what the warning says
+
+    def give_up(self) -> None:
+        """Called after the failure."""
+
+
 def guarded(act: Callable[..., Any]) -> Callable[..., Any]:
-    """The method; on an error it warns, sets on to False and returns None, as it does from then."""
+    """The method of a Guarded, which returns None once one of its methods has failed."""
 
     @functools.wraps(act)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.on:
             try:
                 return act(self, *args, **kwargs)
-            except Exception as error:  # the training is worth more than its measurement
+            except Exception as error:
                 self.on = False
-                warn(f"{type(error).__name__}: {error}; measuring ends")
+                warn(f"{type(error).__name__}: {error}; {self.ends}")
+                with contextlib.suppress(Exception):
+                    self.give_up()
         return None
 
     return call

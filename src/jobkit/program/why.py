@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .lines import Writer
-from .process import cuda_in_use, host_name, local_rank, synchronised_s, warn
+from .process import Guarded, cuda_in_use, guarded, host_name, local_rank, synchronised_s
 
 STEPS = 5  # of a place, unless JOBKIT_WHY says another number
 FIRST_PLACE, GROWTH = 5, 2  # steps after the warm-up; a place's step / that of the one before
@@ -173,8 +173,10 @@ def resident_mib() -> float:
     return 0.0
 
 
-class Why:
+class Why(Guarded):
     """The profiled steps of one process. Each place is written when it ends."""
+
+    ends = "the causes are not measured any more"
 
     def __init__(self, steps: int, warmup: int) -> None:
         self.on, self._steps = steps > 0, steps
@@ -209,40 +211,32 @@ class Why:
         """
         return self.on and self.place <= step < self.place + self._steps + 2
 
-    def stepped(self, step: int) -> None:
-        """A step at the beginning of a place or within it is done."""
-        self._safely(self._stepped, step)
-
+    @guarded
     def interrupt(self) -> None:
         """What is no training begins: the place ends with the steps that are done."""
         if self._profile is not None:
-            self._safely(self._finish)
+            self._finish()
 
+    @guarded
     def end(self, step: int) -> None:
         """The program ends; says why nothing was profiled, if so."""
         if self._profile is not None and not self._gpu:  # a GPU may hang by now
-            self._safely(self._finish)
+            self._finish()
         if not self._places:
             over = self.place + self._steps + 1
             reason = f"the program ended after {step} steps; step {over} ends the first profile"
-            self._safely(self._write, reason=reason)
+            self._write(reason=reason)
         self._stop()
 
     def _stop(self) -> None:
         self.on, self.place = False, sys.maxsize
 
-    def _safely(self, act: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        if not self.on:
-            return
-        try:
-            act(*args, **kwargs)
-        except Exception as error:  # the training is worth more than its measurement
-            profile, self._profile = self._profile, None
-            self._stop()
-            with contextlib.suppress(Exception):
-                if profile is not None:
-                    profile.stop()
-            warn(f"{type(error).__name__}: {error}; the causes are not measured any more")
+    def give_up(self) -> None:
+        """End the profile, which may fail as well."""
+        self._stop()
+        profile, self._profile = self._profile, None
+        if profile is not None:
+            profile.stop()
 
     def _write(self, **fields: Any) -> None:
         if self._open and not self._writer:
@@ -250,7 +244,9 @@ class Why:
         if self._writer:
             self._writer.write("why", step=self._last, host=host_name(os.environ), **fields)
 
-    def _stepped(self, step: int) -> None:
+    @guarded
+    def stepped(self, step: int) -> None:
+        """A step at the beginning of a place or within it is done."""
         done, self._last = step - self.place, step
         if done == 0:
             self._start()

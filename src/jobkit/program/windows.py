@@ -13,7 +13,7 @@ from typing import Any
 
 from .lines import Writer, as_number, same_unit
 from .machine import Sampler, watch
-from .process import cuda_in_use, distributed, guarded, machine, place, synchronised_s, warn
+from .process import Guarded, cuda_in_use, guarded, machine, place, synchronised_s, warn
 from .why import STEPS, Why
 
 WINDOW_S = 10.0  # a window lasts about this long at most, if its steps are shorter
@@ -83,7 +83,7 @@ class StepEvents:
         return []
 
 
-class Meter:
+class Meter(Guarded):
     """Measures the steps of one process in windows; the functions of meter.py use one of them.
 
     Of two facts the study's own (JOBKIT_UNIT, JOBKIT_WORK_PER_STEP) holds.
@@ -100,7 +100,7 @@ class Meter:
     ) -> None:
         env = self._environment = dict(os.environ if environment is None else environment)
         stated, of_study = env.get("JOBKIT_WORK_PER_STEP"), env.get("JOBKIT_UNIT")
-        self.on, self.steps, self.failed, self.rank = True, 0, False, 0
+        self.steps, self.failed, self.rank = 0, False, 0
         self._unit, self._source = of_study or unit, source
         self._counts = bool(stated) or same_unit(unit, of_study)  # else another unit's work
         per_step, work_source = (per_step, work_source) if self._counts else (None, None)
@@ -300,7 +300,7 @@ class Meter:
     def _open(self, work: float | None) -> None:
         """Open the rank's file and write run_start: at the first step, when the rank is known."""
         env = self._environment
-        rank, self._world = place(env)
+        rank, self._world, group_size = place(env)
         folder, attempt = env.get("JOBKIT_RUN_DIR"), int(env.get("JOBKIT_ATTEMPT") or 0)
         prints = rank == 0 and env.get("JOBKIT_METER") != "0"
 
@@ -323,12 +323,11 @@ class Meter:
             self._work_source = self._work_source or "counted"
         elif self._per_step is not None:
             self._work_source = self._work_source or "stated"
-        group = distributed()
         self._write(
             "run_start",
             source=self._source,
             world_size=self._world,
-            group_size=group.get_world_size() if group else None,
+            group_size=group_size,
             **machine(),
             unit=self._unit,
             work_per_step=self._per_step,

@@ -229,7 +229,7 @@ print("trained")
 """
     ran = warm.run(tmp_path, HEAD + program)
     assert (ran.codes, ran.out) == ([0], ["trained\n"])
-    assert ran.err == ["jobkit: measuring ends: ValueError: no shape\n"]
+    assert ran.err == ["jobkit meter: ValueError: no shape; measuring ends\n"]
 
 
 def test_the_users_own_start_up_files_run(tmp_path: Path) -> None:
