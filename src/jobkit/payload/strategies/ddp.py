@@ -13,7 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from jobkit.payload.strategies.base import Strategy
 
-_RANK, _START = 8, 2  # PowerSGD's; iterations of plain all-reduce before it, 2 or more
+_POWERSGD_RANK = 8  # of the approximation
+_POWERSGD_START = 2  # iterations of plain all-reduce before, 2 or more
 # Its name since torch 2.14, and before.
 _SYNC_BUFFERS = "forward_sync_buffers"
 if _SYNC_BUFFERS not in inspect.signature(DistributedDataParallel).parameters:
@@ -49,7 +50,9 @@ class DDP(Strategy):
         )
         self.prefix = "module."
         if spec.ddp_comm_hook == "powersgd":
-            state = powerSGD_hook.PowerSGDState(None, _RANK, _START, random_seed=spec.seed)
+            state = powerSGD_hook.PowerSGDState(
+                None, _POWERSGD_RANK, _POWERSGD_START, random_seed=spec.seed
+            )
             wrapped.register_comm_hook(state, _power_sgd)
         elif spec.ddp_comm_hook != "none":
             wrapped.register_comm_hook(dist.group.WORLD, _CASTS[spec.ddp_comm_hook])
@@ -59,7 +62,7 @@ class DDP(Strategy):
         spec = self.spec
         lines = [f"ddp: buckets of {spec.ddp_bucket_mib:g} MiB, gradients are views of them"]
         if spec.ddp_comm_hook == "powersgd":
-            lines.append(f"ddp: PowerSGD of rank {_RANK} compresses gradients")
+            lines.append(f"ddp: PowerSGD of rank {_POWERSGD_RANK} compresses gradients")
         elif spec.ddp_comm_hook != "none":
             lines.append(f"ddp: gradients are sent in {spec.ddp_comm_hook}")
         return lines
