@@ -159,7 +159,7 @@ def data_bytes(images: int, size: int) -> int:
 
 
 class DeviceData:
-    """The images resident on the device, and the batches made there, of a dtype."""
+    """The images resident on the device, and the batches made there; dtype: of the batches."""
 
     def __init__(
         self, data: Dataset, device: torch.device, spec: RunSpec, dtype: torch.dtype = torch.float32
