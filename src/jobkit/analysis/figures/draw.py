@@ -14,8 +14,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from jobkit.analysis.collect.results import Results, check_own
-from jobkit.analysis.figures.by_size import size_figure
-from jobkit.analysis.figures.comparison import comparison_figure
+from jobkit.analysis.figures.by_size import comparison_figure, size_figure
 from jobkit.analysis.figures.over_time import learning_figure, load_figure
 from jobkit.analysis.figures.style import FORMATS, RC, save
 from jobkit.analysis.figures.why import why_figure

@@ -193,25 +193,24 @@ def _cost(size: Size, means: Mapping[str, float]) -> Row:
     return row
 
 
-def _mean_seconds(epochs: pd.DataFrame) -> dict[str, float]:
+def _mean_seconds(epochs: pd.DataFrame) -> dict[Any, float]:
     """By run_id: seconds for one image, the mean over the epochs that its rate is the median of."""
-    timed = epochs.loc[epochs["images_per_s"].gt(0).fillna(False)]
+    timed = epochs[epochs["images_per_s"].gt(0).fillna(False)]
     first = timed.groupby(["run_id", "attempt"], dropna=False)["epoch"].transform("min")
     later = timed[(timed["epoch"] > first).fillna(False)]
     alone = timed[~timed["run_id"].isin(later["run_id"])]
-    counted_epochs = pd.concat([later, alone])
-    seconds = 1 / counted_epochs["images_per_s"].astype(float)
-    means = seconds.groupby(counted_epochs["run_id"]).mean()
-    return {str(run): float(value) for run, value in means.items()}
+    timed = pd.concat([later, alone])
+    seconds = 1 / timed["images_per_s"].astype(float)
+    return seconds.groupby(timed["run_id"]).mean().to_dict()
 
 
-def _epochs_to(epochs: pd.DataFrame, target: float | None) -> dict[str, float]:
+def _epochs_to(epochs: pd.DataFrame, target: float | None) -> dict[Any, float]:
     """By run_id: the epochs it took to the target; without the runs that did not reach it."""
     if not target:
         return {}
     there = epochs[(epochs["val_accuracy"] >= target).fillna(False)]
     first = there.dropna(subset=["epoch"]).groupby("run_id")["epoch"].min()
-    return {str(run_id): float(epoch) + 1 for run_id, epoch in first.items()}
+    return (first.astype(float) + 1).to_dict()
 
 
 def comparable_at(size: Size) -> tuple[object, ...]:
