@@ -1,4 +1,4 @@
-"""The GPUs of this machine without torch, by vendor.
+"""The GPUs of this machine without torch, by vendor: `python -m jobkit.gpus` prints how many.
 
 The one table of what differs between NVIDIA (CUDA) and AMD (ROCm): the commands that list GPUs, the
 variables that choose among them, and the option of a container.
@@ -152,3 +152,7 @@ def prepare_rocm(local_rank: int, environ: MutableMapping[str, str] = os.environ
     for name in ("MIOPEN_USER_DB_PATH", "MIOPEN_CUSTOM_CACHE_DIR"):
         environ.setdefault(name, folder)
     environ.setdefault("PYTORCH_MIOPEN_SUGGEST_NHWC", "1")
+
+
+if __name__ == "__main__":  # of hpc/gpu-check.sh
+    print(count_gpus())

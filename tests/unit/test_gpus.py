@@ -1,11 +1,14 @@
 """How many GPUs are here, from stubs of the vendors' commands and their variables."""
 
 import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 from jobkit import gpus
 from jobkit.gpus import count_gpus, lendable_gpus
+from support.place import script
 
 NVIDIA = "GPU 0: NVIDIA H100 (UUID: GPU-a)\nGPU 1: NVIDIA H100 (UUID: GPU-b)\n"
 MIG = "GPU 0: NVIDIA A100 (UUID: GPU-a)\n" + "".join(
@@ -45,6 +48,9 @@ def test_gpus_that_are_visible_and_those_that_can_be_lent(tmp_path, monkeypatch)
         command.write_text("no program")
         assert count_gpus(variables) == 0
         command.unlink()
+    script(tmp_path / "nvidia-smi", f"#!/bin/sh\ncat <<'END'\n{NVIDIA}END\n")
+    monkeypatch.delenv(CUDA, raising=False)
+    assert subprocess.check_output([sys.executable, "-m", "jobkit.gpus"]) == b"2\n"  # gpu-check.sh
 
 
 def test_miopen_has_a_folder_also_without_a_home(tmp_path, monkeypatch) -> None:
