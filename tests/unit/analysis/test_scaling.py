@@ -234,6 +234,7 @@ MANY = [1000.0 + repeat % 7 for repeat in range(2500)]
         ([[*MANY, 500.0]], 1),  # of a size with many repeats some pairs give it
         ([[1000.0, 1002.0, 1200.0, 1203.0], [1990.0, 1995.0, 2390.0, 2400.0]], 0),  # two kinds
         ([[1000.0, 1002.0, 1001.0, 1003.0, 1203.0]], 1),  # a minority
+        ([[700.0, 1000.0, 1001.0, 1300.0], MANY[:9]], 0),  # half of a size, and a calm one
     ],
 )
 def test_what_an_outlier_is(groups: list[list[float]], flagged: int) -> None:
