@@ -142,11 +142,13 @@ def run(tmp_path: Path) -> Kit:
     return Kit(tmp_path)
 
 
-def test_that_ranks_did_not_work_together_is_noted(run: Kit) -> None:
-    """They wait until they were looked at often enough."""
-    command = ["--nproc-per-node", "2", "--no-auto", "--", "sleep", "6"]
-    assert run(*command, JOBKIT_LAUNCHER="local").returncode == 0
-    assert (read_json(run.run_dir / "job.json") or {})["ranks_together"] == "none"
+@pytest.mark.parametrize(("launcher", "shown"), [("srun", "none"), ("once", None)])
+def test_that_ranks_did_not_work_together_is_noted(run: Kit, launcher, shown) -> None:
+    """They wait until they were looked at often enough; of `once` nothing is said."""
+    text = "export RANK WORLD_SIZE=2; for RANK in 0 1; do sleep 6 & done; wait"
+    command = ["--launcher", launcher, "--nproc-per-node", "2", "--no-auto", "--", "bash", "-c"]
+    assert run(*command, text, JOBKIT_LAUNCHER="local").returncode == 0
+    assert (read_json(run.run_dir / "job.json") or {})["ranks_together"] == shown
 
 
 def test_the_first_failure_ends_the_others_and_is_the_code(run: Kit) -> None:

@@ -138,6 +138,7 @@ def test_a_fault_is_injected_in_one_rank_of_one_attempt_at_its_iteration() -> No
 def test_a_recipe_is_nothing_but_settings_that_the_users_own_replace(name: str) -> None:
     fast = options.RECIPES["fast"]  # 11.5 per 1024 x (1 + 1 / (1 - momentum)) samples is published
     assert fast["lr"] == pytest.approx(11.5 / (1 + 1 / (1 - fast["momentum"])), rel=0.01)
+    assert fast["weight_decay"] == pytest.approx(0.0153 / 11.5, rel=0.01)
     spec = RunSpec(**parse(["--recipe", name]))
     assert spec.differences().keys() <= options.RECIPES[name].keys()
     assert RunSpec(**parse(spec.arguments())) == spec
