@@ -125,9 +125,9 @@ def test_a_start_in_a_folder_of_a_run_sh_is_noted_there(run, job_id, cluster, kn
     assert [p.name for p in run.run_dir.glob("job.json*")] == ["job.json"]
 
 
-@pytest.mark.parametrize("word", ["--dry-run", "--check", "--help-training"])
-def test_what_only_looks_makes_no_folder(run: Fake, word: str) -> None:
-    assert run(word).returncode == 0
+@pytest.mark.parametrize("words", ["--dry-run", "--check", "--check 2", "--help-training"])
+def test_what_only_looks_makes_no_folder(run: Fake, words: str) -> None:
+    assert run(*words.split()).returncode == 0
     assert not run.run_dir.exists() and "--attempt" not in str(run.calls())
 
 

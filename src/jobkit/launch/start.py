@@ -117,6 +117,8 @@ def parse(words: Sequence[str]) -> tuple[dict[str, str], list[str], list[str]]:
                 raise UsageError(f"--{name} {options[name]}: must be {text}")
         elif word.startswith("--") and name in FLAGS and (not equals or name == "check"):
             options[name] = word
+            if word == "--check" and rest and rest[0].isdecimal():  # how many ranks, as --check=2
+                options[name] += f"={rest.pop(0)}"
         elif word.partition("=")[0] in MEANT_RANKS:
             number = value or (rest[0] if rest else "2")
             raise UsageError(f"unknown option {word}: write --nproc-per-node {number}")
