@@ -118,6 +118,12 @@ def flip_a_bit(folder: Path) -> None:
     (folder / DATA).write_bytes(content)
 
 
+def a_device(folder: Path) -> None:
+    (folder / DATA).unlink()
+    (folder / DATA).symlink_to("/dev/null")
+    changed(folder, lambda manifest: manifest["files"][DATA].update(bytes=0))
+
+
 def hostile_tensors(folder: Path) -> None:
     torch.save(Hostile(), folder / "evil")
     content = (folder / "evil").read_bytes()
@@ -131,6 +137,7 @@ SPOILS: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut short": (lambda f: cut_to(f, DATA, 100), f"{DATA} has 100 bytes, not "),
     "one bit": (flip_a_bit, f"{DATA} has another checksum than when it was written"),
     "no tensors": (lambda f: (f / DATA).unlink(), f"{DATA}: No such file or directory"),
+    "a device": (a_device, f"{DATA}: not a regular file"),  # as /dev/zero, which never ends
     "torn manifest": (lambda f: cut_to(f, MANIFEST, 200), LACKS),
     "no manifest": (lambda f: (f / MANIFEST).unlink(), LACKS),
     "another folder": (

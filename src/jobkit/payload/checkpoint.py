@@ -35,7 +35,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from jobkit.files import file_names
+from jobkit.files import file_names, open_regular
 from jobkit.paths import RunPaths
 from jobkit.payload.batches import Progress
 from jobkit.payload.distributed import T, all_or_raise, gather
@@ -210,7 +210,7 @@ def _check_file(path: Path, entry: dict[str, Any]) -> None:
 
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
