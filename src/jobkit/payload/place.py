@@ -50,7 +50,7 @@ def read_rank_env(environ: Mapping[str, str] = os.environ) -> RankEnv:
         raise UsageError(f"the launcher's variables cannot be read: {why}") from None
     place = RankEnv(**fields, job_id=environ.get("SLURM_JOB_ID"), restart=restart)
     ranks, of_node = place.world_size, place.local_world_size
-    if of_node < 1 or ranks % of_node or place.rank >= ranks:
+    if min(ranks, of_node) < 1 or ranks % of_node or place.rank >= ranks:
         raise UsageError(
             f"{ranks} ranks do not fill nodes of {of_node}: give every node the same number "
             "(--ntasks-per-node, or --nproc-per-node off Slurm)"

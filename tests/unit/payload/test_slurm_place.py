@@ -57,8 +57,9 @@ def test_what_does_not_agree_or_cannot_be_read_is_refused() -> None:
         with pytest.raises(UsageError, match=said):
             read_rank_env({**TASK, name: value})
     none = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "0"}
-    for job in (none, {**TASK, "SLURM_NTASKS": "0", "SLURM_STEP_TASKS_PER_NODE": "0"}):
-        with pytest.raises(UsageError, match="do not fill nodes of 0"):
+    nobody = {"RANK": "-1", "WORLD_SIZE": "0", "LOCAL_WORLD_SIZE": "1"}
+    for job in (none, nobody, {**TASK, "SLURM_NTASKS": "0", "SLURM_STEP_TASKS_PER_NODE": "0"}):
+        with pytest.raises(UsageError, match=r"do not fill nodes of [01]"):
             read_rank_env(job)
     with pytest.raises(UsageError, match="variables cannot be read: SLURM_JOB_ID is not set"):
         read_rank_env({k: v for k, v in TASK.items() if k != "SLURM_JOB_ID"})
