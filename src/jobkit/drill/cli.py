@@ -99,6 +99,8 @@ def program_of(args: argparse.Namespace, words: Sequence[str]) -> Program:
             raise UsageError("-- needs a command after it, as: -- python train.py")
         if args.device:
             raise UsageError("--device is of jobkit's own training: a command decides itself")
+        if args.after and args.after >= args.patience:
+            raise UsageError(f"--after {args.after:g}: must be below --patience {args.patience:g}")
         # From the start to the fault, from there to the end, and as long again.
         minutes = max(10, math.ceil(3 * args.patience / 60))
         return Program(words=tuple(words[1:]), at=at, after_s=args.after, minutes=minutes)
