@@ -46,7 +46,8 @@ class StopRequest(Guarded):
     def listen(self) -> None:
         """Receive the stop signal (JOBKIT_STOP_SIGNAL, else USR2), in the main thread only."""
         number = signal.Signals[f"SIG{os.environ.get('JOBKIT_STOP_SIGNAL') or 'USR2'}"]
-        if threading.current_thread() is threading.main_thread():
+        main = threading.current_thread() is threading.main_thread()
+        if main and signal.getsignal(number) != self._receive:  # of an earlier start()
             self._before[number] = signal.signal(number, self._receive)
 
     def _receive(self, number: int, frame: Any) -> None:

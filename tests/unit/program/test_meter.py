@@ -222,6 +222,19 @@ def test_a_stop_is_a_request_of_a_program_that_asks(copied: Folder) -> None:
     assert (done.returncode, done.stdout) == (0, "False\n0\nTrue\n")
 
 
+def test_the_programs_own_handler_of_the_stop_signal_is_called_too(copied: Folder) -> None:
+    program = """
+        import os, signal, meter
+        signal.signal(signal.SIGUSR2, lambda *_: print("own"))
+        for _ in range(2):  # two trainings
+            meter.start(); meter.step(); meter.end()
+        os.kill(os.getpid(), signal.SIGUSR2)
+        print(meter.stop_requested())
+    """
+    done = copied.run(program, JOBKIT_METER="0")
+    assert (done.stdout, done.stderr) == ("own\nTrue\n", "")
+
+
 def test_the_batches_of_a_loader_keep_its_length_and_its_errors(copied: Folder) -> None:
     program = """
         import meter
