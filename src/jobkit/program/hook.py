@@ -98,7 +98,7 @@ class Hook(Guarded):
         if not gradients and not here.evaluation:
             here.evaluation = True
             if self.meter:
-                now = self.meter.idle()
+                now = self.meter.idle() or now  # None: the meter has failed
         if here not in self._passes and not here.wait:
             here.begin = now
         if not self._passes or self._passes[-1] is not here:

@@ -67,7 +67,8 @@ def synchronised_s() -> float:
 
 def warn(text: str) -> None:
     with contextlib.suppress(Exception):
-        print(f"jobkit meter: {text}", file=sys.__stderr__, flush=True)
+        one_line = " ".join(text.split())  # torch's errors have many
+        print(f"jobkit meter: {one_line}", file=sys.__stderr__, flush=True)
 
 
 class Guarded:
@@ -90,7 +91,8 @@ def guarded(act: Callable[..., Any]) -> Callable[..., Any]:
                 return act(self, *args, **kwargs)
             except Exception as error:
                 self.on = False
-                warn(f"{type(error).__name__}: {error}; {self.ends}")
+                with contextlib.suppress(Exception):  # its text may be the program's, and fail
+                    warn(f"{type(error).__name__}: {error}; {self.ends}")
                 with contextlib.suppress(Exception):
                     self.give_up()
         return None

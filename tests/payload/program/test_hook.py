@@ -223,7 +223,7 @@ def test_what_fails_in_the_hook_does_not_end_the_program(tmp_path: Path, warm: W
     program = """
 class Batch:
     @property
-    def shape(self): raise ValueError("no shape")
+    def shape(self): raise ValueError("no\\n  shape")
 for _ in DataLoader(data, 8, collate_fn=lambda rows: Batch()): train(data.tensors, sgd)
 print("trained")
 """

@@ -2,13 +2,16 @@
 
 from unittest.mock import Mock
 
+import pytest
+
 from jobkit.program.hook import Hook, Pass
 
 
-def test_a_batch_given_without_gradients_is_no_work_though_its_loader_goes_on() -> None:
+@pytest.mark.parametrize("idle", [0, None])  # None: of a meter that has failed
+def test_a_batch_given_without_gradients_is_no_work_though_its_loader_goes_on(idle) -> None:
     """As where a program validates one batch before each step."""
     own, iterators = Hook({}), [Mock(), Mock()]
-    own.meter = Mock(idle=lambda: 0)
+    own.meter = Mock(idle=lambda: idle)
     evaluation, training = (Pass(iterator, 0.0, 0.0) for iterator in iterators)
     for now in range(10):
         for here, gradients in ((evaluation, False), (training, True)):
@@ -17,3 +20,12 @@ def test_a_batch_given_without_gradients_is_no_work_though_its_loader_goes_on() 
         own.step(now + 0.5)
     assert [call.args[0] for call in own.meter.step.call_args_list] == [8] * 10
     assert own.meter.exclude.call_count == 10
+
+
+def test_an_error_of_the_program_that_cannot_be_shown_does_not_end_it() -> None:
+    class Odd(Exception):
+        __str__ = None
+
+    own = Hook({})
+    own.gave(Mock(), Mock(shape=Mock(__len__=Mock(side_effect=Odd))))
+    assert not own.on
