@@ -161,7 +161,7 @@ class Load:
             return None, None
         total = now[1] - before[1]
         busy = min(1.0, max(0.0, 1 - (now[0] - before[0]) / total))
-        return busy, max(0.0, busy - own / total)
+        return busy, max(0.0, busy - own / total) if self._mark else None
 
     def _own_ticks(self) -> int:
         """Ticks of the run's processes since the last call."""

@@ -94,17 +94,18 @@ def process(root: Path, pid: int, environ: str, ticks: int) -> None:
 
 def test_load_and_memory_of_a_node_and_what_of_it_is_others(tmp_path: Path) -> None:
     """Of 1,000 ticks 400 are idle, 100 stolen and 200 the run's."""
-    load = machine.Load(tmp_path, "ddp-n1-g2-r0")
+    load, unnamed = machine.Load(tmp_path, "ddp-n1-g2-r0"), machine.Load(tmp_path, "")
     assert load.shares() == (None, None) and machine.memory_mib(tmp_path) is None  # no such files
     put(tmp_path, "proc/stat", "cpu 100 0 100 790 10 0 0 0 0 0\ncpu0 1\n")
     process(tmp_path, 7, OWN, 50)
     process(tmp_path, 8, "A=1\0", 50)
-    assert load.shares() == (None, None)  # nothing to compare with
+    assert load.shares() == unnamed.shares() == (None, None)  # nothing to compare with
     put(tmp_path, "proc/stat", "cpu 500 0 200 1100 100 0 0 100 0 0\ncpu0 1\n")
     process(tmp_path, 7, OWN, 200)
     process(tmp_path, 8, "A=1\0", 450)
     process(tmp_path, 9, OWN, 45)  # which came since
     assert load.shares() == (pytest.approx(0.6), pytest.approx(0.4))
+    assert unnamed.shares() == (pytest.approx(0.6), None)  # of a folder such as "."
     put(tmp_path, "proc/meminfo", "MemTotal: 4096 kB\nMemFree: 1 kB\nMemAvailable: 1024 kB\n")
     assert machine.memory_mib(tmp_path) == 3.0
 
