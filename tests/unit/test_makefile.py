@@ -66,6 +66,7 @@ def test_the_python_that_is_chosen_and_what_it_installs(tmp_path: Path, pythons,
         assert not called and first.endswith("--editable .[all,export,dev,adapters,course,site]")
         return
     assert "--require-hashes --requirement .venv/uv.lock" in first
+    assert (tmp_path / ".venv/uv.lock").read_text().startswith("uv==")
     packages, project = called
     assert "--require-hashes --requirement requirements.lock" in packages
     assert "--no-deps --no-build-isolation --editable ." in project
