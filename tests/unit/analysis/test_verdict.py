@@ -155,6 +155,19 @@ CASES: dict[str, tuple[Callable[[], Results], list[str], list[str]]] = {
         lambda: study((1, 0.98, 0.95, 0.789), calm, at_8(driver_version="535")),
         ["another driver (535, not 550)", "87% of the loss is outside of what was"], ["because"],
     ),
+    "another driver in one run": (
+        lambda: study((1, 0.98, 0.95, 0.789), calm, lambda row: row["repeat"] or at_8(
+            driver_version="535")(row)),
+        ["8 GPUs had another driver in some runs (535)", "what was measured; another driver in"],
+        ["because", "nothing"],
+    ),
+    "load of other programs at one size": (
+        lambda: study(LOW, calm, lambda row: row.update(
+            other_load_mean=0.3 if row["world_size"] == 8 else 0.0)),
+        ["Other processes used up to 30% of the cores while 3 of 12 runs were measured",
+         "what was measured; load of other programs (30%, not 0%)"],
+        ["because", "nothing", "8 GPUs had"],
+    ),
     "time between the steps": (
         lambda: study(LOW, calm),
         ["falls below 80% at 8 GPUs: 74%", "of the loss is outside of what was measured; nothing "],

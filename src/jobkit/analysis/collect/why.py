@@ -239,7 +239,8 @@ def busy_clause(runs: Iterable[Mapping[str, Any]]) -> str | None:
     runs: rows of results.csv.
     """
     runs = list(runs)
-    loads = [(load, r["run_id"]) for r in runs if (load := r.get("other_load_mean") or 0.0) > 0]
+    pairs = ((r.get("other_load_mean"), r["run_id"]) for r in runs)
+    loads = [(load, run_id) for load, run_id in pairs if load is not None and load >= 0]
     text = []
     if busy := [pair for pair in loads if pair[0] > MAX_OTHER_LOAD]:
         most, run_id = max(busy, key=lambda pair: pair[0])

@@ -67,7 +67,7 @@ _DIFFER = {
     "cudnn_version": "cuDNN",
     "python_version": "Python",
 }
-_BUSY_NODE = 0.3  # by how much the load of the nodes must differ to be named
+_LOAD = 0.05  # a difference of other programs' load that is named
 
 
 @dataclass(frozen=True)
@@ -267,10 +267,11 @@ def differences(results: Results, size: Size, base: Size) -> list[str]:
         here, there = values_of(own, name), values_of(other, name)
         if here and there and not {*here} & {*there}:
             different.append(f"another {words} ({_short(here)}, not {_short(there)})")
-    loads = [median_of(table, "cpu_busy_mean") for table in (own, other)]
-    on_gpus = "cuda" in values_of(own, "device_type")
-    if on_gpus and None not in loads and loads[0] > loads[1] + _BUSY_NODE:  # type: ignore[operator]
-        different.append(f"busier nodes (load {loads[0]:.0%}, not {loads[1]:.0%})")
+        elif new := [value for value in here if there and value not in there]:
+            different.append(f"another {words} in some runs ({_short(new)})")
+    loads = [median_of(table, "other_load_mean") for table in (own, other)]
+    if None not in loads and abs(loads[0] - loads[1]) > _LOAD:  # type: ignore[operator]
+        different.append(f"load of other programs ({loads[0]:.0%}, not {loads[1]:.0%})")
     if not different:
         nodes = [{n for v in values_of(t, "node_list") for n in v.split(",")} for t in (own, other)]
         if all(nodes) and not nodes[0] & nodes[1]:
