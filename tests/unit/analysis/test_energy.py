@@ -61,7 +61,8 @@ def test_energy_is_of_all_nodes_and_per_image_without_the_warm_up() -> None:
 def test_an_end_of_rank_0s_windows_that_no_other_rank_shares_is_passed_over() -> None:
     of_windows, observed = windows()
     own = of_windows[1] | {"step": 7, "t": 1003.5}
-    records = RunRecords([of_windows[0], own, *of_windows[1:]], of_ranks=samples(0))
+    printed = {"kind": "window", "attempt": [0], "step": 8, "t": 1004.5}  # by another program
+    records = RunRecords([of_windows[0], own, *of_windows[1:], printed], of_ranks=samples(0))
     row = use_row(records, observed, SIZE | {"nodes": 1}, None)
     assert row["joules_per_work"] == pytest.approx(100 * 6 / 40)
     # A pattern's line may be of one step, at the last step of a window of many: of no window.

@@ -116,9 +116,9 @@ def _per_work(
 
     Of rank 0's windows, from the warm-up's on, those ends count at which all ranks ended a window.
     """
-    ends: dict[Any, list[tuple[int, float]]] = defaultdict(list)  # last step, and when
-    for record in records.of("window"):
-        attempt, step, at = record.get("attempt"), record.get("step"), number(record.get("t"))
+    ends: dict[int, list[tuple[int, float]]] = defaultdict(list)  # last step, and when
+    for record in (r for r in records.of("window") if "v" in r):
+        attempt, step, at = record["attempt"], record.get("step"), number(record.get("t"))
         if type(step) is int and at is not None:
             if record.get("warmup") is True:
                 ends[attempt].clear()
