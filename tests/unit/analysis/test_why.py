@@ -115,7 +115,8 @@ def test_waits_for_data_between_the_profiled_steps_are_data() -> None:
 def test_places_that_a_rank_has_not_are_left_out_and_the_newest_attempt_counts() -> None:
     first = records(profiled([10 * MS, 10 * MS], (), [0, 50 * MS]))
     alone = [{**records(profiled([99.0]))[0], "step": 60}]
-    assert breakdown([*first, *alone])["ranks"] == 2
+    empty = [record | {"parts": [], "step": 80} for record in first]
+    assert breakdown([*first, *alone, *empty])["ranks"] == 2
     second = records(profiled([10 * MS, 10 * MS]), attempt=1)
     assert "late_rank" not in breakdown([*first, *second])
     assert breakdown([]) == {"not_profiled": None}

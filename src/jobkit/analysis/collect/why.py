@@ -101,7 +101,7 @@ def _profiled(whys: Iterable[Record]) -> tuple[list[Record], np.ndarray, np.ndar
     """
     places: dict[tuple[int, int], dict[int, Record]] = defaultdict(dict)
     for record in whys:
-        if isinstance(record.get("parts"), list) and type(record.get("step")) is int:
+        if record.get("parts") and record.get("steps") and type(record.get("step")) is int:
             places[record["attempt"], record["step"]][record["rank"]] = record
     newest = max((attempt for attempt, _ in places), default=None)
     own = [of_ranks for (attempt, _), of_ranks in sorted(places.items()) if attempt == newest]
