@@ -107,9 +107,11 @@ def test_what_a_size_finds(size: str, shapes: list[tuple[int, int, int]] | None)
             for n, nodes, ranks in (("a", 2, 8), ("b", 3, 6))}  # fmt: skip
     size, _, per_node = size.partition(" --gpus-per-node ")
     more = ["--gpus-per-node", per_node] if per_node else []
-    runs = collected(*NANOGPT, "--size", size, *more, **logs).runs
+    results = collected(*NANOGPT, "--size", size, *more, **logs)
+    runs = results.runs
     if shapes is None:
         assert runs["reason"].str.contains("finds no number of ranks in it").all()
+        assert " on an unknown number of ranks: 1 of 1 failed" in verdict(results, "ranks")[-1]
     else:
         found = runs[["nodes", "ranks_per_node", "world_size"]].itertuples(index=False, name=None)
         assert list(found) == shapes and set(runs["status"]) == {"ok"}

@@ -68,8 +68,10 @@ def caveats(results: Results, unit: str, request: Size | None = None) -> list[Ca
 def where(size: Size, unit: str) -> str:
     """How many GPUs and, where there are several nodes, on how many."""
     count = size.world_size if unit == "ranks" else size.devices
+    if not (count := count or size.world_size):
+        return "an unknown number of ranks"
     on = f" on {size.nodes} nodes" if (size.nodes or 1) > 1 else ""
-    return f"{counted_ranks(count or size.world_size or 0, unit)}{on}"
+    return f"{counted_ranks(count, unit)}{on}"
 
 
 def _before_all(results: Results, compared: Sequence[Size], unit: str) -> Iterator[Caveat]:
