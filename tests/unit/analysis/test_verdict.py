@@ -423,6 +423,7 @@ def test_a_study_of_failed_runs_says_why_and_names_its_time_as_one_without() -> 
     assert "time per run, start-up included (s)" in table.heads
     last = verdict(results, "GPUs")[-1]
     assert last.startswith("1 of 3 runs ok; train on 2 GPUs: 1 of 1 failed")
+    assert proposal_table(nothing, "GPUs").notes[0].endswith(" No size is compared with another.")
     # Nothing is said of repeats where nothing was measured.
     for notes, once in ((table.notes, True), (proposal_table(nothing, "GPUs").notes, False)):
         assert any("two successful repeats, so" in note for note in notes) is once

@@ -112,7 +112,8 @@ def _notes(results: Results, unit: str, kind: str, least: float) -> list[str]:
     other = sorted({s.baseline or "" for s in sizes if s.base_series not in (None, s.series)})
     bases = " or ".join(text.removesuffix(f": {SERIAL_BASE}") for text in other)
     rules = [OWN_BASE] * any(s.is_base for s in sizes) + [f"{SERIAL_BASE}, {bases}"] * bool(other)
-    lines = [f"{kind}Speed-up and parallel efficiency are relative to {' and '.join(rules)}."]
+    base = f"Speed-up and parallel efficiency are relative to {' and '.join(rules)}."
+    lines = [kind + (base if rules else "No size is compared with another.")]
     if any(s.spread_from for s in sizes):
         lines.append(
             "In brackets: 95% interval of the median over runs, from the spread of the repeats "
