@@ -73,7 +73,9 @@ def test_two_ranks_add_up_and_measure_their_bandwidth(tmp_path: Path, fork_serve
 
 def test_a_signal_has_the_coordinator_report_at_once(monkeypatch, capsys) -> None:
     """srun ends the others when one rank fails: what is known must be said all the same."""
-    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    # A name whose second look-up would be an error: it may take seconds.
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x" * 64}
+    monkeypatch.setattr(preflight_rank, "addresses_of", lambda name: ["127.0.0.1"])
     for name, value in {**place, "MASTER_PORT": str(free_port())}.items():
         monkeypatch.setenv(name, value)
     before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
@@ -126,7 +128,7 @@ class Served(Rendezvous):
         super().__init__(listener, token)
 
     def join(self, token: str = "t", **name) -> Connection:
-        return connect("127.0.0.1", self.port, token, {**NAME, **name})
+        return connect(["127.0.0.1"], self.port, token, {**NAME, **name})
 
 
 def test_a_stage_ends_when_all_who_are_left_have_answered() -> None:
@@ -148,7 +150,7 @@ def test_a_stage_ends_when_all_who_are_left_have_answered() -> None:
 
 
 def meet(*ports: int, listens: bool, timeout_s: float) -> Connection | socket.socket:
-    join = lambda port: connect("127.0.0.1", port, "t", NAME)  # noqa: E731
+    join = lambda port: connect(["127.0.0.1"], port, "t", NAME)  # noqa: E731
     return connect_or_listen(join, ports, listens, timeout_s)
 
 
@@ -162,12 +164,14 @@ def test_rank_0_listens_where_nobody_does_and_others_never() -> None:
 @pytest.mark.parametrize("says", [b"SSH-2.0-other\r\n", b""])
 def test_another_program_is_not_taken_for_the_jobs_and_the_next_port_is(says, monkeypatch) -> None:
     monkeypatch.setattr(rendezvous, "_HELLO_S", 0.5)
+    kept = []  # what is closed would not be silent
     with socket.create_server(("", 0)) as other:
 
         def answer() -> None:
             with contextlib.suppress(OSError):  # closed at the end
                 while True:
-                    other.accept()[0].sendall(says)
+                    kept.append(other.accept()[0])
+                    kept[-1].sendall(says)
 
         threading.Thread(target=answer, daemon=True).start()
         taken = other.getsockname()[1]

@@ -73,13 +73,13 @@ class PreflightRank:
         # Should all else hang, in a driver or a file system, the kernel ends the process.
         signal.alarm(int(self._timeout_s + self._together_s + 3))
         place, port = self._place, self._place.master_port
-        ips = addresses_of(place.master_addr)
+        self._ips = addresses_of(place.master_addr)
         # Ports beside the master's, which must be free for torch's store.
         ports = [default_port(port, n) for n in (1, 2, 3)] if port else [0]
         try:
-            if not ips:
+            if not self._ips:
                 raise Unreachable("the name does not resolve to an address")
-            listens = place.rank == 0 and is_here(ips)
+            listens = place.rank == 0 and is_here(self._ips)
             met = connect_or_listen(self._connect, ports, listens, self._timeout_s)
             if isinstance(met, Connection):
                 return self._take_part(met)
@@ -99,7 +99,7 @@ class PreflightRank:
             signal.alarm(0)
 
     def _connect(self, port: int) -> Connection:
-        return connect(self._place.master_addr, port, self._token, self._name)
+        return connect(self._ips, port, self._token, self._name)
 
     def _alone(self, why: str) -> int:
         """Report from this process alone that the others cannot be reached."""

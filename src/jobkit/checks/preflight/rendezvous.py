@@ -71,15 +71,21 @@ def _proof(token: str, port: int, side: str) -> str:
     return hashlib.sha256(f"{side} {port} {token}".encode()).hexdigest()
 
 
-def connect(host: str, port: int, token: str, name: Message) -> Connection:
+def connect(addresses: Iterable[str], port: int, token: str, name: Message) -> Connection:
     """Return a connection to the job's rendezvous; raises Unreachable with what is there instead.
 
+    addresses: of the master, not its name, as a slow name server would take seconds for each port.
     name: rank and host of this process.
     """
-    try:
-        rendezvous = Connection(socket.create_connection((host, port), _HELLO_S))
-    except OSError as error:
-        raise Unreachable(f"port {port}: {error.strerror or error}") from None
+    why = "no address"
+    for address in addresses:
+        try:
+            rendezvous = Connection(socket.create_connection((address, port), _HELLO_S))
+            break
+        except OSError as error:
+            why = error.strerror or str(error)
+    else:
+        raise Unreachable(f"port {port}: {why}")
     with contextlib.suppress(OSError, ValueError):
         rendezvous.send_line(_proof(token, port, "rank"))
         rendezvous.send(name)
