@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jobkit.program import windows
+from jobkit.program import machine, windows
 
 
 class FakeDevice:
@@ -104,8 +104,15 @@ def test_events_that_cannot_be_read_end_nothing(tmp_path: Path, meter, device) -
     assert meter.on and window(tmp_path)["steps"] == 2 and "step_p50_s" not in window(tmp_path)
 
 
-def test_without_a_gpu_the_times_are_the_host_s(tmp_path: Path, meter: windows.Meter) -> None:
+def test_a_gpu_that_the_program_does_not_use_is_not_asked(
+    tmp_path: Path, monkeypatch, meter
+) -> None:
+    """Any other call could initialise CUDA before the program does. The times are the host's."""
+    cuda = SimpleNamespace(is_initialized=lambda: False)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, __version__="0"))
     for _ in range(4):
         meter.step(8, {})
+    meter.pause(), meter.resume()
+    assert meter.on and machine.gpus_in_use() == []
     meter.end("ok", "")
     assert "step_p50_s" in window(tmp_path)
