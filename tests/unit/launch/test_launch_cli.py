@@ -148,6 +148,7 @@ def test_the_default_study_is_told_and_on_slurm_named(tmp_path, logs, monkeypatc
     assert started == [6] and "6 runs planned, 6 to start, 1 at a time" in said
     assert "sizes 2, 4, 8 of study strong are left out" in said
     assert "smaller: --study demo; only the commands: --dry-run" in said
+    assert "sizes: 1; how long it takes is known after the first epoch" in said
     script(tmp_path / "sbatch", "#!/bin/sh\n")
     (tmp_path / "slurm.conf").write_text("ClusterName=here\n")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
