@@ -179,7 +179,8 @@ def teams(operation: str, place: RankEnv) -> dict[str, list[int]]:
 def measure_all(group: Group, request: Request, report: Reporter) -> list[Sample]:
     """Measure every operation at every size, with a record each, on the ranks that take part.
 
-    Raises UsageError, on every rank, where --max-bytes does not fit in memory.
+    Raises, on every rank, UsageError where --max-bytes does not fit in memory, and RuntimeError
+    where the backend lacks all operations.
     """
     place, samples = group.place, []
     free = free_bytes(group.device, place.local_world_size)
@@ -206,6 +207,8 @@ def measure_all(group: Group, request: Request, report: Reporter) -> list[Sample
                 # Ranks outside a pair wait here at each size: all sizes might be a timeout.
                 if any(group.gather(ends)):
                     break
+    if not any(group.gather(bool(samples))):
+        raise RuntimeError("no operation is available")
     return samples
 
 

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -127,6 +128,10 @@ def test_an_operation_that_the_backend_lacks_is_left_out(monkeypatch) -> None:
     says = "Backend gloo does not support alltoall_base"
     assert collectives.measure_size(tried, "all", 1, 4, report) is None
     assert report.warned == [f"all_to_all is not available: {says}"]
+    place = RankEnv(world_size=2, local_world_size=2)
+    alone = SimpleNamespace(place=place, device=tried.device, gather=lambda value: [value])
+    with pytest.raises(RuntimeError, match="no operation is available"):
+        collectives.measure_all(alone, Request(operations=("all_to_all",)), report)
     says = "Connection closed by peer"
     with pytest.raises(RuntimeError, match=says):
         collectives.measure_size(tried, "all", 1, 4, report)
