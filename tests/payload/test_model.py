@@ -228,6 +228,7 @@ def test_the_fast_cnn_takes_any_batch_and_width_and_can_be_deterministic(
     for width in (1, 4):
         model, x = FastCNN(7, width), torch.randn(3, 3, 32, 32)
         assert model(x).shape == (3, 7)
+        assert "block1.layers.0.weight" in model.state_dict()  # as checkpoints have it
         assert model.head.weight.shape == (7, 64 * width)
         assert model.head.weight.std().item() == pytest.approx(1.0)
         pooled = model.block3(model.block2(model.block1(model.activation(model.whitening(x)))))

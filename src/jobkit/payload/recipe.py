@@ -7,6 +7,7 @@ GPU has seen it. Alternating flips and crops with reflected borders are in batch
 between 20 % and 7 % of the peak in train.py; labels are smoothed by 0.2.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -72,7 +73,7 @@ class Block(nn.Sequential):
     """
 
     def __init__(self, channels_in: int, channels_out: int) -> None:
-        super().__init__(
+        layers = nn.Sequential(
             identity_convolution(channels_in, channels_out),
             nn.MaxPool2d(2),
             normalisation(channels_out),
@@ -81,6 +82,7 @@ class Block(nn.Sequential):
             normalisation(channels_out),
             nn.GELU(),
         )
+        super().__init__(OrderedDict(layers=layers))  # a name in checkpoints
 
 
 def identity_convolution(channels_in: int, channels_out: int) -> nn.Conv2d:
