@@ -50,7 +50,8 @@ def nvidia_gpu(library: Any, uuid: str) -> Gpu:
         return Gpu()
 
     def ask(function: str, values: Any) -> bool:
-        return bool(getattr(library, function)(handle, ctypes.byref(values)) == 0)
+        call = getattr(library, function, None)  # an older driver may lack it
+        return bool(call and call(handle, ctypes.byref(values)) == 0)
 
     def busy() -> float | None:
         rates = (ctypes.c_uint * 2)()  # of kernels and of memory, in per cent
