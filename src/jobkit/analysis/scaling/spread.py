@@ -124,7 +124,7 @@ def _limit(logs: Sequence[Values]) -> float:
     """How far the logarithm of a sound value may be from the median of its size."""
     gaps = [np.empty(0)]  # the distances of the values from each other; of many, every k-th
     for own in logs:
-        some = own[:: 1 + len(own) // _MAX_PAIRED]
+        some = own[:: -(-len(own) // _MAX_PAIRED) or 1]
         first, second = np.triu_indices(len(some), 1)
         gaps.append(abs(some[first] - some[second]))
     if not len(together := np.concatenate(gaps)):
