@@ -73,6 +73,8 @@ def test_a_number_out_of_range_is_empty_in_the_sizes_and_in_their_table() -> Non
     assert scaling_table([one, two], "s")["speed_up"].isna().tolist() == [False, True]
     wide = measured_sizes(runs_of({1: [100.0, 101.0], 2: [1e307, 190.0]}), NONE)[1]
     assert wide.throughput_low and wide.throughput_high is None  # it was an OverflowError
+    slow = measured_sizes(runs_of({1: [1e-300], 2: [1e300, 1.0]}), NONE)[0]
+    assert slow.throughput_low == 0 and slow.time_high_s is None  # it was a ZeroDivisionError
 
 
 def test_the_baseline_is_stated_and_its_ranks_count_in_the_efficiency() -> None:

@@ -200,7 +200,7 @@ def project_table(
                 continue
             seconds *= size.time_amount or 0
         hours = count * seconds / 3600
-        span = [rounded(nodes * hours * rates[0] / rate) for rate in rates[:0:-1] if rate == rate]
+        span = [rounded(nodes * hours * rates[0] / rate) for rate in rates[:0:-1] if rate > 0]
         cells = [f"{seconds / 86400:.3g}", rounded(hours * ranks), rounded(nodes * hours)]
         rows.append([series, str(ranks), str(nodes), *cells, " to ".join(span) or NONE])
     if not rows:

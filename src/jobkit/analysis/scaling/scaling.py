@@ -151,7 +151,7 @@ def _compared(size: Size, base: Size | None, pool: Pool | None) -> Row:
         factor = math.exp(pool.half_width(own))
         low, high = size.throughput / factor, size.throughput * factor
         row |= {"throughput_low": low, "throughput_high": high}
-        if size.time_amount:
+        if size.time_amount and low:
             row["time_low_s"] = size.time_amount / high
             row["time_high_s"] = size.time_amount / low
     if not (base and base.throughput and size.throughput and size.devices and base.devices):
