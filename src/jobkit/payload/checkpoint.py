@@ -35,7 +35,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from jobkit.files import file_names, open_regular
+from jobkit.files import open_regular
 from jobkit.paths import RunPaths
 from jobkit.payload.batches import Progress
 from jobkit.payload.distributed import T, all_or_raise, gather
@@ -334,7 +334,8 @@ class Checkpoints:
         return True
 
     def _check_fence(self) -> None:
-        names = file_names(self._paths.attempts)
+        # An error of the file system is raised: not to see the attempts is no leave to write.
+        names = [path.name for path in self._paths.attempts.glob("*")]
         newest = max((int(name) for name in names if name.isdecimal()), default=self._attempt)
         if self._rank == 0 and newest > self._attempt:
             raise Fenced(
