@@ -35,11 +35,11 @@ def measure_difference(trainer: "Trainer", step: Step) -> None:
             if max(trainer.group.gather(max(seconds.values()))) > MAX_PASS_S:
                 break
             differences += [seconds[True] - seconds[False]] * (turn >= WARM_UP)
-    model.require_forward_param_sync = shares_buffers  # a pass of no_sync ends it
-    if differences:
-        mean = statistics.fmean(trainer.group.gather(statistics.fmean(differences)))
-        pairs = len(differences)
-        trainer.report.record("difference", difference_s=max(0.0, mean), pairs=pairs)
+        model.require_forward_param_sync = shares_buffers  # a pass of no_sync ends it
+        if differences:
+            mean = statistics.fmean(trainer.group.gather(statistics.fmean(differences)))
+            pairs = len(differences)
+            trainer.report.record("difference", difference_s=max(0.0, mean), pairs=pairs)
 
 
 def _pass_s(trainer: "Trainer", step: Step, synced: bool) -> float:
