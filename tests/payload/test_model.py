@@ -91,7 +91,7 @@ def test_resnet18_keeps_small_images_large() -> None:
     [
         ("no_such_module:f", "No module named 'no_such_module'"),
         ("own_models:absent", "has no attribute 'absent'"),
-        ("builtins:dict", "no signature found"),
+        ("builtins:dict", "made a dict, not a torch.nn.Module"),
         ("own_models:number", "3 is not a callable object"),
         ("own_models:greedy", "missing a required argument: 'depth'"),
         ("own_models:nothing", "made a NoneType, not a torch.nn.Module"),

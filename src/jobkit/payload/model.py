@@ -1,5 +1,6 @@
 """The models: two small CNNs, a ResNet-18 and an MLP for 32 x 32 images, or the user's own."""
 
+import contextlib
 import importlib
 import inspect
 import os
@@ -85,11 +86,13 @@ def _own(name: str, num_classes: int) -> nn.Module:
         factory = getattr(importlib.import_module(module_name), factory_name)
     except (ImportError, AttributeError) as error:
         raise UsageError(f"--model {name}: {error} (looked in the current folder too)") from None
+    words: dict[str, int] = {}
     try:
-        signature = inspect.signature(factory)
-        words = {"num_classes": num_classes} if "num_classes" in signature.parameters else {}
-        signature.bind(**words)
-    except (TypeError, ValueError) as error:  # ValueError: of C code, which does not say
+        with contextlib.suppress(ValueError):  # of C code, which does not say
+            signature = inspect.signature(factory)
+            words = {"num_classes": num_classes} if "num_classes" in signature.parameters else {}
+            signature.bind(**words)
+    except TypeError as error:
         raise UsageError(
             f"--model {name}: {error}; it is called with num_classes at most: give the others "
             "defaults"
