@@ -75,6 +75,7 @@ def loop(rounds: int) -> Figures:
     import torch
 
     from jobkit.payload.data import load_data
+    from jobkit.payload.device import keep_freed_memory
     from jobkit.payload.distributed import join
     from jobkit.payload.place import read_rank_env
     from jobkit.payload.report import Reporter
@@ -86,6 +87,7 @@ def loop(rounds: int) -> Figures:
         global_batch_size=BATCH, threads=len(os.sched_getaffinity(0)), lr=LR, warmup_iterations=0,
     )  # fmt: skip
     torch.set_num_threads(spec.threads)
+    keep_freed_memory()  # as every run does
     group = join("cpu", read_rank_env(), spec.timeout_s, print)
     data = load_data(spec, group, print, dry_run=True)
 
