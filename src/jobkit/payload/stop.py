@@ -33,7 +33,7 @@ _ALONE = 1.25  # of the timeout: one rank alone writes them, and ends itself
 
 
 class JobGuard:
-    """The guard of a job's training; see train.Guard."""
+    """The guard of a job's training; see train.Trainer."""
 
     def __init__(
         self,
