@@ -130,7 +130,7 @@ devices COUNT =run_start
 device_type,backend TEXT =run_start
 torch_version,python_version,cuda_version,hip_version,nccl_version,driver_version,cudnn_version TEXT
     version of it, as run_start says it; empty where there is none
-cudnn_benchmark TEXT whether cuDNN chose kernels by timing them; likewise
+cudnn_benchmark TEXT whether cuDNN chose kernels by timing them; empty on the CPU
 gpu_max_clock TEXT highest clock of the first GPU; empty on the CPU
 gpu_application_clock TEXT clock that its applications are set to; likewise
 gpu_power_limit TEXT its power limit; likewise
