@@ -48,11 +48,11 @@ def row_of(found: list[Any], slurm_j: float | None = None, **size: Any) -> dict[
 
 
 def test_energy_is_of_all_nodes_and_per_image_without_the_warm_up() -> None:
-    row = row_of(samples(0) + samples(1, watt=50))
+    row = row_of(samples(0, memory_mib=30.0) + samples(1, watt=50, memory_mib=50.0))
     assert row["energy_node_j"] == pytest.approx(1500)
     assert row["joules_per_work"] == pytest.approx(150 * 6 / 40)  # from 1002.5 to 1008.5
     assert (row["joules_of"], row["energy_source"]) == ("node", "pm_counters (node)")
-    assert row["cpu_busy_mean"] == pytest.approx(0.55)
+    assert (row["cpu_busy_mean"], row["node_memory_max_mib"]) == (pytest.approx(0.55), 50.0)
     # Of one node that lacks a counter there is none.
     row = row_of(samples(0))
     assert row.keys().isdisjoint({"energy_node_j", "joules_per_work"})

@@ -54,6 +54,12 @@ JITTER = [[2 * MS * CHANCE.random() for _ in range(16)] for _ in range(64)]
             lambda j, i: (i >= 4) * (20 + 20 * (i == 4 + j % 4)) * MS,
             {"late_host": "node1", "late_rank": None, "late_cause": "host"},
         ),
+        # The ranks of node1 are late by 80 ms, and a rank of the other node by more.
+        (
+            8,
+            lambda j, i: (100 * (i == 0) + 80 * (i >= 4)) * MS,
+            {"late_rank": 0, "late_host": "node0", "late_cause": "host"},
+        ),
         # Once in 15 steps: not lasting, and not typical either.
         (4, lambda j, i: 400 * MS * (i == 1 and j == 7), {"waiting_s": 0}),
         # A burst of six steps, as by another process on its core.
@@ -101,6 +107,9 @@ def test_rare_slow_steps_count_as_often_as_they_occur() -> None:
     assert found["slow_steps_s"] == pytest.approx(15 * MS)
     assert found["random_imbalance_s"] == pytest.approx(15 * MS)
     assert found["iteration_s"] == pytest.approx(29 * MS, abs=0.1 * MS)
+    # The median of a window of one step, which is slow, is no typical step.
+    one = breakdown(same, [window(14 * MS, 14 * MS), window(9, 64 * MS, steps=1, wall_s=64 * MS)])
+    assert one["slow_steps_s"] == pytest.approx(50 * MS / 51)
     alone = breakdown(records(profiled([10 * MS])), windows)
     assert (alone["host_s"], alone["communication_s"]) == (pytest.approx(15 * MS), 0)
     assert alone["compute_s"] + alone["host_s"] <= alone["useful_max_s"] <= alone["iteration_s"]
