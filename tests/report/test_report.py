@@ -139,9 +139,10 @@ def test_a_forecast_from_too_few_sizes_or_of_a_measured_one_is_refused(capsys) -
     for study, size, text in (
         ("two", "16", "3 different sizes are needed for a fit (measured: 1, 2)"),
         ("three", "3", "measured up to 4"),
+        ("three", "8 --gpus-per-node 2", "ddp was measured with 4 ranks on 1 node"),
         ("three", "0", "'0': must be a whole number"),
     ):
-        assert code_of(plot_main, [study, "--forecast", size]) == 2
+        assert code_of(plot_main, [study, "--forecast", *size.split()]) == 2
         assert text in capsys.readouterr().err
 
 
