@@ -157,8 +157,9 @@ def test_the_checkouts_python_stands_in_for_one_without_torch(
     script(ours, f"#!/bin/sh\nexit {own}\n")
     script(tmp_path / "python", f"#!/bin/sh\nexit {on_path}\n")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    if named:
-        monkeypatch.setenv("JOBKIT_PYTHON", "python")
+    monkeypatch.setenv("JOBKIT_PYTHON", "python")
+    if not named:
+        monkeypatch.delenv("JOBKIT_PYTHON")
     run = start.read_run([str(tmp_path / "run.sh"), "0", "0"])
     if taken is None:
         with pytest.raises(UsageError, match="has no torch and torchvision: run 'make venv' once"):
