@@ -268,18 +268,16 @@ def _unsteady(results: Results) -> Iterator[Caveat]:
 
 def _curves(results: Results) -> dict[str, list[float]]:
     """By run_id: the rates of its epochs after the first, else of its windows, in their order."""
-    curves: dict[str, list[float]] = {}
-    epochs = results.epochs
-    timed = epochs[epochs["images_per_s"].gt(0).fillna(False)]
-    for run, group in timed.groupby("run_id", sort=False):
-        ordered = group.sort_values(["attempt", "epoch"])["images_per_s"].astype(float).tolist()
-        curves[str(run)] = ordered[1:]
-    steps = results.steps
+    epochs, steps = results.epochs, results.steps
+    timed = epochs[epochs["images_per_s"].gt(0).fillna(False)].sort_values(["attempt", "epoch"])
+    by_run = timed["images_per_s"].astype(float).groupby(timed["run_id"], sort=False)
+    curves = {str(run): rates.tolist()[1:] for run, rates in by_run}
     sound = steps["throughput"].gt(0).fillna(False) & ~steps["warmup"].fillna(False).astype(bool)
-    for run, group in steps[sound].groupby("run_id", sort=False):
-        if len(group) >= 6:  # thirds of the windows: they are of different lengths
-            windows = group["throughput"].astype(float).to_numpy()
-            curves.setdefault(str(run), [float(np.median(p)) for p in np.array_split(windows, 3)])
+    windows = steps["throughput"][sound].astype(float).groupby(steps["run_id"][sound], sort=False)
+    for run, rates in windows:
+        if len(rates) >= 6:  # thirds of the windows: they are of different lengths
+            thirds = np.array_split(rates.to_numpy(), 3)
+            curves.setdefault(str(run), [float(np.median(part)) for part in thirds])
     return curves
 
 
