@@ -165,7 +165,7 @@ CASES: dict[str, tuple[Callable[[], Results], list[str], list[str]]] = {
         lambda: study(LOW, calm, lambda row: row.update(
             other_load_mean=0.3 if row["world_size"] == 8 else 0.0)),
         ["Other processes used up to 30% of the cores while 3 of 12 runs were measured",
-         "what was measured; load of other programs (30%, not 0%)"],
+         "what was measured; other programs' load is 30%, not 0%"],
         ["because", "nothing", "8 GPUs had"],
     ),
     "time between the steps": (

@@ -271,7 +271,7 @@ def differences(results: Results, size: Size, base: Size) -> list[str]:
             different.append(f"another {words} in some runs ({_short(new)})")
     loads = [median_of(table, "other_load_mean") for table in (own, other)]
     if None not in loads and abs(loads[0] - loads[1]) > _LOAD:  # type: ignore[operator]
-        different.append(f"load of other programs ({loads[0]:.0%}, not {loads[1]:.0%})")
+        different.append(f"other programs' load is {loads[0]:.0%}, not {loads[1]:.0%}")
     if not different:
         nodes = [{n for v in values_of(t, "node_list") for n in v.split(",")} for t in (own, other)]
         if all(nodes) and not nodes[0] & nodes[1]:

@@ -231,8 +231,7 @@ def _different(results: Results, compared: Sequence[Size], unit: str) -> Iterato
         base = base_of(results, size)
         if base is None or base == size:
             continue
-        different = (t for t in differences(results, size, base) if t.endswith(")"))
-        if found := [t for t in different if not t.startswith("load")]:  # which is said first
+        if found := [t for t in differences(results, size, base) if t.endswith(")")]:
             yield Caveat(f"{where(size, unit)} had {' and '.join(found[:2])}", doubts=True)
             return
     for name in ("device", "git_commit", "driver_version"):
