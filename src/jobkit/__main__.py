@@ -11,7 +11,6 @@ GROUPS = {
     "use: measure how a training scales": {
         "prepare": ("jobkit.payload.prepare", "main", "download or convert a dataset"),
         "run": ("jobkit.launch.cli", "main", "run a study (the same as run_benchmarks.py)"),
-        "launch": ("jobkit.launch.command", "main", "start one program on this machine, as run.sh"),
         "status": ("jobkit.launch.status", "main", "state and progress of a study's runs"),
         "cancel": ("jobkit.launch.cancel", "main", "cancel the runs of a study"),
         "collect": ("jobkit.analysis.cli", "collect_main", "logs to CSV (collect_results.py)"),

@@ -1,4 +1,4 @@
-"""The line of run.sh: of a planned run, and of one program that `python -m jobkit launch` starts.
+"""The line of run.sh: of a planned run, and of one program that Python starts.
 
 from jobkit.launch.command import LaunchConfig, run
 
@@ -8,14 +8,13 @@ code = run(LaunchConfig(command=("train.py", "--lr", "0.1"), nproc_per_node=4))
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from jobkit.errors import Parser, UsageError, command
+from jobkit.errors import UsageError
 from jobkit.paths import REPOSITORY, RunPaths, StudyPaths, write_json
 from jobkit.spec.command import CommandSpec, PlannedRun
-from jobkit.spec.settings import setting
 
 RUN_SH = REPOSITORY / "run.sh"
 
@@ -107,39 +106,36 @@ def python_path() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchConfig:
-    """What to start and where; None leaves run.sh's own default.
+    """A program, and the options with which run.sh starts it here; None: run.sh's own default.
 
     A command whose first word ends with .py is started with JOBKIT_PYTHON, or else this process's
     Python. Several machines need node_rank, master_addr and run_dir, and a call on each.
     """
 
     command: tuple[str, ...]  # the program and its arguments
-    nproc_per_node: int | None = setting(None, "ranks on each machine (default: one per GPU)")
-    nnodes: int | None = setting(None, "machines without Slurm; this command is started on each")
-    node_rank: int | None = setting(None, "number of this machine, from 0")
-    master_addr: str | None = setting(None, "name or address of machine 0")
-    master_port: int | None = setting(None, "a free port there (29500)")
-    launcher: str | None = setting(None, "srun (default), torchrun, or once (starts its own ranks)")
-    run_dir: str | None = setting(None, "the run's folder (default: one in logs/single/)")
-    max_restarts: int | None = setting(None, "new starts after a failure or an early stop (0)")
-    start_timeout: int | None = setting(None, "seconds until all machines must have come (60)")
-    shutdown_timeout: int | None = setting(None, "seconds from TERM until a rank is killed (15)")
+    nproc_per_node: int | None = None
+    nnodes: int | None = None
+    node_rank: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    launcher: str | None = None
+    run_dir: str | None = None
+    max_restarts: int | None = None
+    start_timeout: int | None = None
+    shutdown_timeout: int | None = None
 
     def line(self) -> list[str]:
         """The command line of run.sh. Raises UsageError for what is no command."""
         if not self.command or isinstance(self.command, str):
             raise UsageError("a command is a list of words, as ('train.py', '--lr', '0.1')")
+        options = {name: value for name, value in vars(self).items() if name != "command"}
         words = []
-        for option in OPTIONS:
-            if (value := getattr(self, option.name)) is not None:
-                number = f"{value:g}" if isinstance(value, float) else str(value)  # 60, not 60.0
-                words += [f"--{option.name.replace('_', '-')}", number]
+        for name, value in options.items():
+            if value is not None:
+                words += [f"--{name.replace('_', '-')}", str(value)]
         program = [str(word) for word in self.command]
         program[:0] = [_python()] * program[0].endswith(".py")
         return ["bash", str(RUN_SH), *words, "--", *program]
-
-
-OPTIONS = [option for option in fields(LaunchConfig) if option.metadata]
 
 
 def _python() -> str:
@@ -156,27 +152,3 @@ def run(config: LaunchConfig) -> int:
             return 128 - code if code < 0 else code
         except KeyboardInterrupt:  # Ctrl-C reaches run.sh too, which ends its ranks
             continue
-
-
-@command
-def main(argv: Sequence[str] | None = None) -> int:
-    """Become run.sh, so that signals reach it and its exit code is this command's."""
-    parser = Parser(
-        prog="jobkit launch",
-        usage="jobkit launch [options] TRAIN.py [-- arguments of it]",
-        description="Start a training program on this machine, or as one of several, as run.sh "
-        "does. The program's own options come after --.",
-        epilog="example:\n  python -m jobkit launch train.py --nproc-per-node 4 -- --lr 0.1",
-    )
-    for option in OPTIONS:
-        name = f"--{option.name.replace('_', '-')}"
-        parser.add_argument(name, metavar="VALUE", help=option.metadata["help"])
-    parser.add_argument("words", nargs="*", metavar="TRAIN.py", help="the program")
-    words = list(sys.argv[1:] if argv is None else argv)
-    end = words.index("--") if "--" in words else len(words)
-    args = vars(parser.parse_args(words[:end]))
-    program = (*args.pop("words"), *words[end + 1 :])
-    if not program:
-        raise UsageError("which program? As: jobkit launch train.py --nproc-per-node 2")
-    os.environ["JOBKIT_PYTHON"] = _python()
-    os.execvp("bash", LaunchConfig(command=program, **args).line())
