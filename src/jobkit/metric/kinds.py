@@ -110,12 +110,6 @@ KINDS: dict[str, dict[str, str]] = {
         "energy_node_j": "energy of the whole node, likewise",
         "energy_source": "counter and scope of each energy, as pm_counters (node)",
     },
-    "value": {
-        "name": "name of the number",
-        "value": "the number",
-        "step": "optimizer steps done in this process when it was recorded",
-        "epoch": "the epoch, as the program numbers it; null: not known",
-    },
     "why": {  # of some consecutive steps that torch.profiler watched; written by each rank
         "step": "index of the last of these steps",
         "steps": "how many",

@@ -178,11 +178,6 @@ def epoch(number: float, /, **values: Any) -> None:
     _meter.epoch(number, values)
 
 
-def value(name: str, value: Any, /) -> None:
-    """Record a number of any name (rank 0); no table has it."""
-    _meter.value(name, value)
-
-
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
     """Exclude what happens inside: evaluation, checkpoints."""

@@ -15,6 +15,9 @@ class JobkitCallback(TrainerCallback):
 
     def __init__(self, unit: str = "samples", work_per_step: float | None = None) -> None:
         self._unit, self._per_step = unit, work_per_step
+        # An epoch is recorded before the next one, as its evaluation comes after its end.
+        self._values: dict[str, Any] = {}
+        self._epoch: int | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         computed = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
@@ -27,6 +30,7 @@ class JobkitCallback(TrainerCallback):
         )
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._record_epoch()
         meter.current().hold(False)
         meter.current().wait()
 
@@ -40,18 +44,24 @@ class JobkitCallback(TrainerCallback):
         meter.current().hold(control.should_evaluate or control.should_save)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        meter.epoch(round(state.epoch) - 1)
+        self._epoch = round(state.epoch) - 1
         meter.current().hold(True)  # evaluation and checkpoints follow
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if "loss" in (logs or {}):
-            meter.value("train_loss", logs["loss"])
+            self._values["train_loss"] = logs["loss"]
 
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: Any = None, **kw: Any
     ) -> None:
         for name, number in (metrics or {}).items():
-            meter.value("val_loss" if name == "eval_loss" else name, number)
+            self._values["val_loss" if name == "eval_loss" else name] = number
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._record_epoch()
         meter.end()
+
+    def _record_epoch(self) -> None:
+        if self._epoch is not None:
+            meter.epoch(self._epoch, **self._values)
+            self._epoch, self._values = None, {}

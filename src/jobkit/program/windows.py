@@ -291,12 +291,6 @@ class Meter(Guarded):
         self._write_first("epoch", epoch=number, **own, **({"values": known} if known else {}))
         self._epoch = number + 1
 
-    @guarded
-    def value(self, name: str, value: Any) -> None:
-        """Record a number (rank 0)."""
-        step, epoch = self.steps, self._epoch
-        self._write_first("value", name=name, value=as_number(value), step=step, epoch=epoch)
-
     def _open(self, work: float | None) -> None:
         """Open the rank's file and write run_start: at the first step, when the rank is known."""
         env = self._environment

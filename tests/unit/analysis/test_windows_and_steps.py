@@ -306,7 +306,7 @@ def test_sizes_with_the_same_epoch_have_its_time(
     assert [size.time_s for size in found] == pytest.approx(seconds)
 
 
-VALUES = [{"v": 1, "kind": "value", "name": f"n{i}"} for i in range(9)]
+VALUES = [{f"n{i}": i} for i in range(9)]
 RATE = {"step": 10, "tokens_per_s": 4000.0}
 
 

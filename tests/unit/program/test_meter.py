@@ -91,7 +91,6 @@ def test_a_loop_is_measured_without_its_evaluation(copied: Folder) -> None:
     epochs = [(e["epoch"], e["val_loss"], e["values"]) for e in copied.records("epoch")]
     assert epochs == [(0, 0.25, {"f1": 0.5}), (1, 0.25, {"f1": 0.5})]
     found = copied.records()
-    assert "value" not in {record["kind"] for record in found}
     assert (found[-1]["kind"], found[-1]["status"]) == ("run_end", "ok")
     assert (found[0]["world_size"], found[0]["source"]) == (2, "meter")
     for record in found:
@@ -173,7 +172,7 @@ def test_a_full_disk_is_one_warning(copied: Folder) -> None:
 
 def test_what_cannot_be_recorded_does_not_end_the_training(copied: Folder) -> None:
     wrong = ["meter.step(work='many')", "meter.step(train_loss=object())"]
-    for call in [*wrong, "meter.epoch(None)", "meter.value(1, [])"]:
+    for call in [*wrong, "meter.epoch(None)"]:
         program = f"import meter\nmeter.start()\nfor _ in range(9): meter.step()\n{call}\n"
         done = copied.run(program + "meter.step()\nmeter.end()\nprint('trained')")
         assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "trained")
@@ -266,5 +265,5 @@ def test_the_meter_of_jobkit_is_the_one_that_is_copied() -> None:
     exec(compile(print_meter.source(), "meter.py", "exec", dont_inherit=True), space)
     assert {n for n in vars(meter) if not n.startswith("_")} <= space.keys()
     assert space["__doc__"] == meter.__doc__
-    record = {"v": 1, "kind": "value", "value": 0.1, "t": time.time(), "name": "[METRIC] é"}
+    record = {"v": 1, "kind": "epoch", "value": 0.1, "t": time.time(), "name": "[METRIC] é"}
     assert space["encode"](record) == encode(record)

@@ -305,17 +305,15 @@ def of_tables(
 def unused_lines(records: RunRecords, observed: Observed | None) -> str:
     """How many lines are in no table and what they name; empty where there are none.
 
-    Those are numbers of meter.value(), records of a kind that this version does not know, and
-    key=value lines that say neither an epoch nor a time or rate, or whose steps or epochs the run
-    recorded in a better way. Of a pattern, those that are not taken.
+    Those are records of a kind that this version does not know, and key=value lines that say
+    neither an epoch nor a time or rate, or whose steps or epochs the run recorded in a better way.
+    Of a pattern, those that are not taken.
     """
     by_lines = observed is not None and observed.source == METRIC_LINES
     count, names = 0, dict[str, None]()
     for record in records.records:
-        kind = record.get("kind")
-        if "v" in record:  # named by its value or its kind
-            known = kind != "value" and kind in KINDS
-            about = [str(record.get("name") if kind == "value" else kind)]
+        if "v" in record:
+            known, about = record.get("kind") in KINDS, [str(record.get("kind"))]
         else:  # named by its numbers
             of_epoch = epoch_of(record) is not None and not records.records_epochs
             known = of_epoch or (by_lines and observes(record))
