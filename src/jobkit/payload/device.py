@@ -10,7 +10,6 @@ import subprocess
 import time
 from collections.abc import MutableMapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -145,7 +144,7 @@ def resolved(spec: RunSpec, group: Group) -> RunSpec:
         precision = "bf16" if low else "fp32"
     if fp32 == "auto":
         fp32 = "tf32" if fast else "ieee"
-    return replace(spec, precision=precision, fp32=fp32)
+    return spec.with_values(precision=precision, fp32=fp32)
 
 
 def configure(spec: RunSpec, device: torch.device) -> None:

@@ -10,7 +10,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -82,9 +81,9 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
-def read_settings(args: argparse.Namespace) -> RunSpec:
+def read_settings(args: argparse.Namespace, nodes: int = 1, ranks_per_node: int = 1) -> RunSpec:
     """The run's settings. Raises UsageError for a file of --spec, or a setting, of no use."""
-    changes = chosen_settings(args)
+    changes = {**chosen_settings(args), "nodes": nodes, "ranks_per_node": ranks_per_node}
     if args.spec is None:
         return RunSpec(**changes)
     settings = read_spec_file(args.spec)
@@ -92,7 +91,7 @@ def read_settings(args: argparse.Namespace) -> RunSpec:
         RunSpec(**settings)
     except UsageError as error:
         raise UsageError(f"--spec {args.spec}: {error}") from None
-    return RunSpec(**overridden(settings, {"nodes": 1, "ranks_per_node": 1, **changes}))
+    return RunSpec(**overridden(settings, changes))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -100,16 +99,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     paths = RunPaths(args.run_dir.absolute()) if args.run_dir and not args.dry_run else None
     try:
-        spec = read_settings(args)
-        check_source(spec.dataset)
         if args.check is not None:
-            replace(spec, ranks_per_node=args.check)
+            check_source(read_settings(args, ranks_per_node=args.check).dataset)
             return Exit.OK
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler prints its own start
         stop = StopRequest()
         stop.listen()  # before torch is imported, which takes seconds
         place = read_rank_env()
-        spec = replace(spec, nodes=place.nodes, ranks_per_node=place.local_world_size)
+        spec = read_settings(args, place.nodes, place.local_world_size)
+        check_source(spec.dataset)
         set_threads(spec.threads or share_of_cores(place.local_world_size))
         if spec.device == "cpu":
             hide_gpus()

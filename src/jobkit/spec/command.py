@@ -204,7 +204,7 @@ class CommandSpec(ProgramOptions, AnyRun):
         names = ("nodes", "ranks_per_node", "repeat", "world_size", "scaling")
         return {"strategy": self.name, **{name: getattr(self, name) for name in names}}
 
-    def decided(self, recorded: object) -> "CommandSpec":
+    def decided(self, _recorded: Mapping[str, Any]) -> "CommandSpec":
         """What is planned: nothing of it is left to the device."""
         return self
 

@@ -4,12 +4,13 @@ Its fields are the only place where a setting is written down: the payload's opt
 study's TOML file, spec.json and the columns of results.csv follow from them.
 """
 
+import copy
 import hashlib
 import json
 import re
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import Field, dataclass, fields, replace
+from dataclasses import Field, dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
 from jobkit.errors import UsageError, nearest, one_of
@@ -47,6 +48,12 @@ class AnyRun:
     def to_dict(self) -> dict[str, Any]:
         """All fields, as JSON takes them."""
         return dict(vars(self))
+
+    def with_values(self: Run, **values: Any) -> Run:
+        """The run with some values that are known to be right: nothing is checked again."""
+        run = copy.copy(self)
+        vars(run).update(values)
+        return run
 
     @property
     def world_size(self) -> int:
@@ -322,16 +329,19 @@ class RunSpec(AnyRun):
         del columns["device"], columns["epochs"]
         return columns
 
-    def decided(self, recorded: Any) -> "RunSpec":
+    def decided(self, recorded: Mapping[str, Any]) -> "RunSpec":
         """What is planned, with what it leaves to the device as a run recorded it."""
         left = [n for n, value in self.left_to_device.items() if getattr(self, n) == value]
-        return replace(self, **{n: getattr(recorded, n) for n in left if hasattr(recorded, n)})
+        known = {n: recorded.get(n) for n in left if recorded.get(n) in _META[n]["choices"]}
+        return self.with_values(**known)
 
     def comparable(self) -> dict[str, Any]:
         """What two runs of one series share: not the size, but the batch that stays as it grows."""
-        name = "global_batch_size" if self.scaling == "strong" else "batch_size_per_rank"
-        batch = {"scaling": self.scaling, name: self.columns()[name]}
-        return {k: v for k, v in vars(self).items() if k not in _NOT_COMPARED} | batch
+        batch: dict[str, Any] = {"global_batch_size": self.steps_batch_size}
+        if self.scaling == "weak":
+            batch = {"batch_size_per_rank": self.batch_size_per_rank}
+        alike = {k: v for k, v in vars(self).items() if k not in _NOT_COMPARED}
+        return {**alike, "scaling": self.scaling, **batch}
 
     def arguments(self) -> list[str]:
         """What run.sh gets for this run: the strategy, and what differs from the defaults."""

@@ -264,8 +264,9 @@ def _read(
     record_id: the run_id of its records; None: any. slurm_j: energy of a job of this run alone.
     """
     records = read_run(paths, record_id)
-    actual = recorded_spec(records)
-    spec = planned.decided(actual) if planned and actual else planned or actual
+    settings = records.last("run_start").get("spec")
+    recorded = settings if isinstance(settings, dict) else {}
+    spec = planned.decided(recorded) if planned else recorded_spec(records)
     pattern, ranks = pattern_of(spec), getattr(spec, "world_size", None)
     observed = observed_of(paths.log, paths.folder.parent, records, spec, pattern, ranks)
     # Where rates may lie in a file that is closed to us, the wall time stands for none of them.

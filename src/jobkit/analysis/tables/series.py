@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -59,7 +58,7 @@ def _decided(specs: Mapping[str, PlannedRun | None]) -> dict[str, PlannedRun]:
         values = {k: getattr(s, name) for k, s in known.items() if name in s.left_to_device}
         if len(decided := {*values.values()} - {auto}) == 1:
             change: dict[str, Any] = {name: decided.pop()}
-            known |= {k: replace(known[k], **change) for k, v in values.items() if v == auto}
+            known |= {k: known[k].with_values(**change) for k, v in values.items() if v == auto}
     return known
 
 
