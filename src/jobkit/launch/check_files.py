@@ -49,10 +49,10 @@ def _report(files: Sequence[str], check: Callable[[str], list[Finding]]) -> int:
 
 # --- EDF --------------------------------------------------------------------------------------
 
-_STRING, _BOOL = ((str,), "a string"), ((bool,), "true or false (without quotes)")
-_ARRAY, _TABLE = ((list,), "an array of strings"), ((dict,), "a table")
-_FORMS: dict[str, tuple[tuple[type, ...], str]] = {
-    "base_environment": ((str, list), "a string or an array of strings"),
+_STRING, _BOOL = (str, "a string"), (bool, "true or false (without quotes)")
+_ARRAY, _TABLE = (list, "an array of strings"), (dict, "a table")
+_FORMS: dict[str, tuple[Any, str]] = {
+    "base_environment": (str | list, "a string or an array of strings"),
     **dict.fromkeys(("image", "workdir"), _STRING),
     **dict.fromkeys(("entrypoint", "writable"), _BOOL),
     **dict.fromkeys(("mounts", "devices"), _ARRAY),
@@ -60,24 +60,11 @@ _FORMS: dict[str, tuple[tuple[type, ...], str]] = {
 }
 _CXI, _NCCL = "com.hooks.cxi.enabled", "com.hooks.aws_ofi_nccl.enabled"
 _VARIANT, _REMAP = "com.hooks.aws_ofi_nccl.variant", "com.pyxis.pytorch_remap_vars"
-_SWITCHES = [f"com.hooks.{hook}.enabled" for hook in ("ssh", "nvidia_cuda_mps", "dcgm", "slurm")]
-_SWITCHES += [_CXI, _NCCL, _REMAP, "com.pyxis.entrypoint_log"]
-_ANNOTATIONS = [*_SWITCHES, _VARIANT, "com.hooks.ssh.authorize_ssh_key", "com.hooks.ssh.port"]
-_ANNOTATIONS += [f"com.hooks.netstack.{name}" for name in ("source", "version", "name")]
-# $$ | ${NAME} | ${NAME:-default} | a $ that starts none of them
-_DOLLAR = re.compile(r"\$(?:\$|\{([A-Za-z_]\w*)(?::-([^}]*))?\}|([A-Za-z_]\w*)?)", re.ASCII)
-
-
-def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """Each value by its key: mounts[1], env.NAME; com.hooks.x may be tables or one key."""
-    if isinstance(value, dict) and (key == "env" or key.startswith("annotations")):
-        for name, part in value.items():
-            yield from _leaves(part, f"{key}.{name}")
-    elif isinstance(value, list) and key in _FORMS:
-        for index, part in enumerate(value):
-            yield from _leaves(part, f"{key}[{index}]")
-    else:
-        yield key, value
+_ANNOTATIONS = [_CXI, _NCCL, _VARIANT, _REMAP, "com.pyxis.entrypoint_log"]
+_HOOKS = ["nvidia_cuda_mps.enabled", "dcgm.enabled", "slurm.enabled", "ssh.enabled", "ssh.port"]
+_HOOKS += ["ssh.authorize_ssh_key", "netstack.source", "netstack.version", "netstack.name"]
+_ANNOTATIONS += [f"com.hooks.{name}" for name in _HOOKS]
+_VARIABLE = re.compile(r"(?<!\$)\$\{(\w+)(:-[^}]*)?\}")  # $$ stands for a dollar sign
 
 
 def check_edf(text: str, environ: Mapping[str, str], here: bool = True) -> list[Finding]:
@@ -90,17 +77,21 @@ def check_edf(text: str, environ: Mapping[str, str], here: bool = True) -> list[
         data = tomllib.loads(text)
     except ValueError as error:
         return [("error", "", f"not valid TOML: {error}")]
-    findings, leaves = list[Finding](), dict[str, Any]()
+    findings, values = list[Finding](), dict[str, Any]()
     for name, whole in data.items():
-        form, words = _FORMS.get(name, ((), ""))
-        if not form:
+        form, words = _FORMS.get(name, (object, ""))
+        if not words:
             message = f"unknown key{nearest(name, _FORMS)} (known: {', '.join(_FORMS)})"
             findings.append(("error", name, message))
         elif not isinstance(whole, form):
             findings.append(("error", name, f"must be {words}"))
-        elif form != (bool,):
-            leaves |= _leaves(whole, name)
-    for key, value in leaves.items():
+        elif isinstance(whole, list):
+            values |= {f"{name}[{index}]": part for index, part in enumerate(whole)}
+        elif isinstance(whole, dict):
+            values |= _dotted(name, whole, deep=name == "annotations")
+        elif form is not bool:
+            values[name] = whole
+    for key, value in values.items():
         findings += _check_value(key, value, environ, here)
     if "base_environment" in data:  # these may be inherited
         return findings
@@ -108,7 +99,7 @@ def check_edf(text: str, environ: Mapping[str, str], here: bool = True) -> list[
         message = 'missing, so that no container is used: add image = "..."'
         findings.append(("warning", "image", message))
     # Without its complete network hook NCCL uses TCP, many times slower.
-    cxi, nccl, variant = (leaves.get(f"annotations.{name}") for name in (_CXI, _NCCL, _VARIANT))
+    cxi, nccl, variant = (values.get(f"annotations.{name}") for name in (_CXI, _NCCL, _VARIANT))
     if nccl == "true" and cxi != "true":  # some versions imply it
         severity = "error" if cxi else "warning"
         findings.append((severity, f"annotations.{_NCCL}", f'needs {_CXI} = "true"'))
@@ -118,60 +109,47 @@ def check_edf(text: str, environ: Mapping[str, str], here: bool = True) -> list[
     return findings
 
 
+def _dotted(key: str, table: Mapping[str, Any], deep: bool) -> dict[str, Any]:
+    """The values of a table by dotted keys; deep: com.hooks.x may be tables or one key."""
+    values = dict[str, Any]()
+    for name, part in table.items():
+        at = f"{key}.{name}"
+        values |= _dotted(at, part, deep) if deep and isinstance(part, dict) else {at: part}
+    return values
+
+
 def _check_value(key: str, value: Any, environ: Mapping[str, str], here: bool) -> Iterator[Finding]:
-    """The findings on one string of a known key."""
+    """The findings on one value of a known key."""
     table, _, name = key.partition(".")
+    of_ranks = name in RANK_VARIABLES or name.startswith(("SLURM_", "PMI_", "PMIX_"))
     if table == "env" and name in _FORMS:
         text = "is read as part of [env], whose header is above it: move it to the top"
         yield "error", key, text
-        return
-    if not isinstance(value, str):
+    elif not isinstance(value, str):
         yield "error", key, "must be a string, within quotes"
-        return
-    if table == "env":
-        if name in RANK_VARIABLES or name.startswith(("SLURM_", "PMI_", "PMIX_")):
-            yield "error", key, "would be the same for every rank: remove it"
-            return
-        if name == "PYTHONPATH" and "${PYTHONPATH" not in value:
-            yield "error", key, "hides run.sh's, so that jobkit is not found: add ${PYTHONPATH:-}"
-    if table == "annotations" and name not in _ANNOTATIONS:
-        if name.startswith(("com.hooks.", "com.pyxis.")):
-            yield "error", key, f"unknown annotation{nearest(name, _ANNOTATIONS)}"
-        return
-    for match in _DOLLAR.finditer(value):
-        variable, default, bare = match.groups()
-        if match[0] != "$$" and variable is None:
-            fix = f"${{{bare}}}" if bare else "${VAR} or ${VAR:-default}, or $$ for a dollar sign"
-            yield "error", key, f"'{match[0]}' is not expanded: write {fix}"
-            return
-        if variable and variable not in environ and default is None:
+    elif table == "env" and of_ranks:
+        yield "error", key, "would be the same for every rank: remove it"
+    elif key == "env.PYTHONPATH" and "${PYTHONPATH" not in value:
+        yield "error", key, "hides run.sh's, so that jobkit is not found: add ${PYTHONPATH:-}"
+    elif name.startswith(("com.hooks.", "com.pyxis.")) and name not in _ANNOTATIONS:
+        yield "error", key, f"unknown annotation{nearest(name, _ANNOTATIONS)}"
+    elif name == _REMAP and value == "true":
+        yield "error", key, "sets RANK and LOCAL_RANK, which jobkit takes from Slurm: remove it"
+    elif bare := re.search(r"(?<!\$)\$(\w+)", value):
+        yield "error", key, f"'{bare[0]}' is not expanded: write ${{{bare[1]}}}"
+    else:
+        found = _VARIABLE.findall(value)
+        for variable in (name for name, default in found if not default and name not in environ):
             severity = "error" if here and not variable.startswith("SLURM_") else "warning"
             fix = f"export it, or write ${{{variable}:-}} where it may be undefined"
             text = f"${{{variable}}} is not defined: {fix}{nearest(variable, environ)}"
             yield severity, key, text
             return
-    text = _DOLLAR.sub(lambda m: environ.get(m[1] or "") or m[2] or "$" * (m[0] == "$$"), value)
-    if key == "workdir" and not text.startswith("/"):
-        fix = "write an absolute path, or ${PWD} for where srun is called"
-        yield "error", key, f"'{text}' is relative: {fix}"
-    elif key == "image" and text.startswith(("/", "./")) and here and not is_there(Path(text)):
-        yield "error", key, f"{text} does not exist: make it with 'enroot import'"
-    elif key == "image" and text.endswith(".sqsh") and not text.startswith(("/", "./")):
-        yield "error", key, f"{text} is taken for an image of a registry: write ./{text}"
-    elif key.startswith("mounts"):
-        source, *more = parts = text.split(":")
-        if len(parts) not in (2, 3) or not all(parts):
-            yield "error", key, f"'{text}' is not SOURCE:DESTINATION or SOURCE:DESTINATION:FLAGS"
-        elif not source.startswith(("/", "./")):
-            yield "error", key, f"source '{source}' is no path: write /{source} or ./{source}"
-        elif here and not is_there(Path(source)):
-            yield "error", key, f"source {source} does not exist"
-        elif not more[0].startswith("/"):
-            yield "error", key, f"'{text}': the destination must be an absolute path"
-    elif name in _SWITCHES and text not in ("true", "false"):
-        yield "error", key, f'\'{text}\' must be "true" or "false"'
-    elif name == _REMAP and text == "true":
-        yield "error", key, "sets RANK and LOCAL_RANK, which jobkit takes from Slurm: remove it"
+        path = _VARIABLE.sub(lambda m: environ.get(m[1]) or (m[2] or "")[2:], value)
+        is_path = key == "image" and path.startswith(("/", "./"))  # else one of a registry
+        path = path.partition(":")[0] if key.startswith("mounts") else path
+        if here and (is_path or key.startswith("mounts")) and not is_there(Path(path)):
+            yield "error", key, f"{path} does not exist"
 
 
 @command

@@ -43,11 +43,7 @@ ERRORS = [
     (IMAGE + 'env.A = ["a"]', "env.A", "must be a string, within quotes"),
     (f'image = "/{"x" * 300}"', "image", "x does not exist"),  # its look-up is an OSError
     ('image = "${SCRATCH}/none.sqsh"', "image", "/none.sqsh does not exist"),
-    ('image = "images/torch.sqsh"', "image", "write ./images/torch.sqsh"),
-    (IMAGE + 'workdir = "./here"', "workdir", "'./here' is relative: write an absolute path"),
-    (IMAGE + 'mounts = ["./s"]', "mounts[0]", "'./s' is not SOURCE:DESTINATION"),
-    (IMAGE + 'mounts = ["./s:/s", "/no:/d"]', "mounts[1]", "source /no does not exist"),
-    (IMAGE + 'mounts = ["./s:s"]', "mounts[0]", "the destination must be an absolute path"),
+    (IMAGE + 'mounts = ["./s:/s", "/no:/d"]', "mounts[1]", "/no does not exist"),
     (IMAGE + 'mounts = ["${SCRACH}:/s"]', "mounts[0]", "not defined: export it, or write ${SC"),
     (IMAGE + 'workdir = "$HOME/x"', "workdir", "'$HOME' is not expanded: write ${HOME}"),
     (ENV + 'mounts = ["./s:/s"]', "env.mounts", "is read as part of [env]"),
@@ -99,15 +95,15 @@ def test_what_is_allowed_is_not_found(folder: Path) -> None:
     assert found(text, folder, PWD="/home/me/jobkit") == []
     assert [key for _, key, _ in found(text, folder)] == ["workdir"]  # PWD
     # On another machine paths are not checked.
-    text = 'image = "/no.sqsh"\nmounts = ["/no:/a", "${NONE}:/b", "b:/c"]\n'
-    elsewhere = [finding[:2] for finding in found(text, folder, here=False)]
-    assert elsewhere == [("warning", "mounts[1]"), ("error", "mounts[2]")]
+    text = 'image = "/no.sqsh"\nmounts = ["/no:/a", "${NONE}:/b"]\n'
+    [(severity, key, _)] = found(text, folder, here=False)
+    assert (severity, key) == ("warning", "mounts[1]")
 
 
 def test_command_with_findings(folder, monkeypatch, capsys) -> None:
     monkeypatch.chdir(folder)
     (folder / "w.toml").write_text("writable = true\n")
-    (folder / "e.toml").write_text(f'{IMAGE}workdir = "a\\n\\u001bb"\n')
+    (folder / "e.toml").write_text('image = "./a\\n\\u001bb"\n')
     assert main(["w.toml"]) == Exit.OK  # a warning is no error
     capsys.readouterr()
     assert main(["w.toml", "e.toml", "none.toml", "."]) == Exit.USAGE
@@ -115,5 +111,5 @@ def test_command_with_findings(folder, monkeypatch, capsys) -> None:
     assert [line.split(": ")[:2] for line in said[:-1]] == [
         ["w.toml", "warning"], ["e.toml", "error"], ["none.toml", "error"], [".", "error"],
     ]  # fmt: skip
-    assert "'a b' is relative" in said[1]  # no control character reaches the terminal
+    assert "./a b does not exist" in said[1]  # no control character reaches the terminal
     assert said[-1] == "files: 4, errors: 3, warnings: 1"
