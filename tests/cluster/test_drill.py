@@ -12,13 +12,13 @@ import pytest
 from jobkit.drill.faults import FAULTS
 from support.checkout import Checkout
 from support.place import until
-from support.training_programs import STEPS
+from support.training_programs import UNTIL_HIT
 
 
 @pytest.fixture(scope="module")
-def steps(kit: Checkout) -> list[str]:
-    (kit.folder / "steps.py").write_text(STEPS)
-    return ["--", sys.executable, str(kit.folder / "steps.py")]
+def hit(kit: Checkout) -> list[str]:
+    (kit.folder / "hit.py").write_text(UNTIL_HIT)
+    return ["--", sys.executable, str(kit.folder / "hit.py")]
 
 
 def drill_rows(path: Path) -> dict[str, dict[str, str]]:
@@ -26,9 +26,9 @@ def drill_rows(path: Path) -> dict[str, dict[str, str]]:
         return {row["fault"]: row for row in csv.DictReader(file)}
 
 
-def test_a_command_under_faults_of_slurm(cluster, kit: Checkout, steps: list[str]) -> None:
+def test_a_command_under_faults_of_slurm(cluster, kit: Checkout, hit: list[str]) -> None:
     """A rank killed on its node, after which the drill submits again, and a cancelled job."""
-    words = ["--name", "command", "--faults", "kill", "scancel", "raise", *steps]
+    words = ["--name", "command", "--faults", "kill", "scancel", "raise", *hit]
     done = kit.python(cluster, "-m", "jobkit", "drill", *words)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 of 2 faults: recovered\n" in done.stdout
@@ -42,9 +42,9 @@ def test_a_command_under_faults_of_slurm(cluster, kit: Checkout, steps: list[str
     assert "only jobkit's own training" in found["raise"]["note"]
 
 
-def test_an_ended_drill_leaves_no_job(cluster, kit: Checkout, steps: list[str]) -> None:
+def test_an_ended_drill_leaves_no_job(cluster, kit: Checkout, hit: list[str]) -> None:
     env = {**cluster.env, **kit.env, "PYTHONPATH": str(kit.folder / "src")}
-    words = ["-m", "jobkit", "drill", "--name", "ended", "--faults", "kill", *steps]
+    words = ["-m", "jobkit", "drill", "--name", "ended", "--faults", "kill", *hit]
     queued = ["squeue", "-h", "-t", "PENDING,RUNNING", "--format=%j"]
     process = subprocess.Popen([sys.executable, *words], cwd=kit.folder, env=env)
     until(lambda: "drill-reference" in cluster.run(*queued).stdout, "its first job")

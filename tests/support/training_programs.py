@@ -22,26 +22,18 @@ time.perf_counter = lambda: _clock() + _over[0]
 def leap(seconds): _over[0] += seconds
 """
 
-# Without torch: it prints its steps, saves each tenth and stops when asked. Under a fault of a
-# drill attempt 0 does not end by itself, however late the fault comes.
-STEPS = """
+# Without torch: under a fault of a drill attempt 0 ends by it alone.
+UNTIL_HIT = """
 import os, pathlib, signal, sys, time
-stop, name, attempt = [], os.environ["JOBKIT_RUN_ID"], os.environ["JOBKIT_ATTEMPT"]
+stop, env = [], os.environ
 signal.signal(signal.SIGUSR2, lambda *_: stop.append(True))
-kept = pathlib.Path(os.environ["JOBKIT_RUN_DIR"], "state-" + os.environ["RANK"])
-first = int(kept.read_text()) if kept.exists() else 0
-for step in range(first + 1, 41):
-    print(f"[METRIC] step={step} loss=0.5", flush=True)
-    if step % 10 == 0:
-        new = kept.with_suffix(".new")
-        new.write_text(str(step))
-        new.replace(kept)
-    while step == 20 and len(list(kept.parent.glob("state-?"))) < 2:  # both must be there
-        time.sleep(0.01)
-    while step == 30 and name != "reference" and attempt == "0" and not stop:
-        time.sleep(0.01)
-    if stop:
-        sys.exit(75)
+ready = pathlib.Path(env["JOBKIT_RUN_DIR"], "ready-" + env["RANK"])
+ready.touch()
+while len(list(ready.parent.glob("ready-?"))) < 2:  # both must be there
+    time.sleep(0.01)
+while env["JOBKIT_RUN_ID"] != "reference" and env["JOBKIT_ATTEMPT"] == "0" and not stop:
+    time.sleep(0.01)
+sys.exit(75 if stop else 0)
 """
 
 # Not one line of it knows of jobkit, nor of the number of ranks that it will get.

@@ -21,12 +21,11 @@ from jobkit.launch.slurm_cluster import find_site
 from jobkit.paths import StudyPaths
 from minicluster.cluster import on_signals, temporary
 
-AT = 25  # the default of --at
 EPILOG = """examples:
   python -m jobkit drill --minicluster              every fault, on a temporary Slurm cluster
   python -m jobkit drill --local                    the faults that need no Slurm
   python -m jobkit drill --faults kill warning -A project --urgent-partition high
-  python -m jobkit drill --local --at 100 -- python train.py    a program of your own, on 2 ranks
+  python -m jobkit drill --local -- python train.py             a program of your own, on 2 ranks
 
 Faults:
 {faults}
@@ -53,13 +52,12 @@ def parser() -> argparse.ArgumentParser:
     new.add_argument("--faults", nargs="+", metavar="NAME", help="inject only these faults")
     when = new.add_mutually_exclusive_group()
     when.add_argument(
-        "--at", type=at_least(int, 1), metavar="N",
-        help=f"inject the fault after this iteration, {FIRST} to {LAST}, or after this step that "
-        f"the command records (default {AT})",
+        "--at", type=at_least(int, FIRST, LAST), metavar="N",
+        help=f"iteration of the training after which the fault comes (default {Program.at})",
     )  # fmt: skip
     when.add_argument(
         "--after", type=positive, metavar="S",
-        help="seconds from the start to the fault, for a command that records no steps",
+        help="seconds from a command's start to the fault (default: half of its time without one)",
     )  # fmt: skip
     new.add_argument(
         "--patience", type=positive, default=PATIENCE_S, metavar="S",
@@ -88,27 +86,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in names:
         one_of("fault", name, FAULTS)
     program = program_of(args, words[end:])
-    return run(args, program, [program.case(FAULTS[name]) for name in names])
+    return run(args, program, [FAULTS[name] for name in names])
 
 
 def program_of(args: argparse.Namespace, words: Sequence[str]) -> Program:
     """What the drill starts: the command after --, else jobkit's training. Raises UsageError."""
-    at = args.at or AT
-    if words:
-        if not words[1:]:
-            raise UsageError("-- needs a command after it, as: -- python train.py")
-        if args.device:
-            raise UsageError("--device is of jobkit's own training: a command decides itself")
-        if args.after and args.after >= args.patience:
-            raise UsageError(f"--after {args.after:g}: must be below --patience {args.patience:g}")
-        # From the start to the fault, from there to the end, and as long again.
-        minutes = max(10, math.ceil(3 * args.patience / 60))
-        return Program(words=tuple(words[1:]), at=at, after_s=args.after, minutes=minutes)
-    if args.after:
-        raise UsageError("--after is for a command, which comes after --; here say --at")
-    if not FIRST <= at <= LAST:
-        raise UsageError(f"--at {at}: must be from {FIRST} to {LAST}")
-    return Program(at=at, device=args.device or "cpu")
+    if not words:
+        if args.after:
+            raise UsageError("--after is for a command, which comes after --; here say --at")
+        return Program(at=args.at or Program.at, device=args.device or "cpu")
+    if not words[1:]:
+        raise UsageError("-- needs a command after it, as: -- python train.py")
+    for name in ("at", "device"):
+        if getattr(args, name):
+            raise UsageError(f"--{name} is of jobkit's own training, not of a command")
+    # From the start to the fault, from there to the end, and as long again.
+    minutes = max(10, math.ceil(3 * args.patience / 60))
+    return Program(words=tuple(words[1:]), after_s=args.after or 0.0, minutes=minutes)
 
 
 def run(args: argparse.Namespace, program: Program, faults: Sequence[FaultCase]) -> int:

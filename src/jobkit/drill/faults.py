@@ -7,10 +7,9 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jobkit.launch.slurm_options import Options
-from jobkit.metric.reader import read_file
 from jobkit.outcome.evidence import START_MARK
 from jobkit.outcome.state import RunState, run_state
 from jobkit.paths import RunPaths, write_json, write_whole
@@ -28,23 +27,23 @@ class FaultCase:
     name: str
     text: str  # what happens
     first: str  # the status of the attempt that it hits
-    action: str = ""  # FaultRun.inject's, once a rank pauses; empty: the training does it itself
+    itself: bool = False  # the training does it to itself; else it pauses for the drill to do it
     settings: dict[str, object] = field(default_factory=dict)  # beside the drill's own
     options: Options = field(default_factory=dict)  # of sbatch, for the first start
 
 
 _CASES = (
-    FaultCase("kill", "a rank is killed (SIGKILL)", "failed"),
-    FaultCase("raise", "a rank raises an exception", "failed"),
-    FaultCase("hang", "a rank hangs; --timeout-s 60", "failed",
+    FaultCase("kill", "a rank is killed (SIGKILL)", "failed", itself=True),
+    FaultCase("raise", "a rank raises an exception", "failed", itself=True),
+    FaultCase("hang", "a rank hangs; --timeout-s 60", "failed", itself=True,
               settings={"timeout_s": 60.0}),  # of a collective that a rank does not join
-    FaultCase("warning", "USR2, the warning signal before a time limit", "preempted", "warn"),
-    FaultCase("term", "SIGTERM to the ranks (on Slurm: to the job step)", "preempted", "term"),
-    FaultCase("scancel", "the job is cancelled with scancel", "cancelled", "cancel"),
+    FaultCase("warning", "USR2, the warning signal before a time limit", "preempted"),
+    FaultCase("term", "SIGTERM to the ranks (on Slurm: to the job step)", "preempted"),
+    FaultCase("scancel", "the job is cancelled with scancel", "cancelled"),
     FaultCase("time-limit", f"the time limit ({TIME_LIMIT_MIN} minutes) is reached", "timeout",
-              "limit", options={"time": str(TIME_LIMIT_MIN)}),
+              options={"time": str(TIME_LIMIT_MIN)}),
     FaultCase("preemption", "a job of a partition with higher priority preempts the run",
-              "preempted", "preempt", options={"exclusive": True}),
+              "preempted", options={"exclusive": True}),
 )  # fmt: skip
 FAULTS = {fault.name: fault for fault in _CASES}
 REFERENCE = FaultCase("reference", "", "ok")  # the run without a fault
@@ -62,7 +61,7 @@ class Row:
     attempts: int = 0
     detected_s: float | None = None  # from the fault to the attempt's end, as the launcher saw it
     restart_s: float | None = None  # from the next attempt's start to its first iteration
-    iterations_lost: int | None = None
+    iterations_lost: int | None = None  # of the training
     same_parameters: bool | None = None  # as in the run without a fault, bitwise equal
     orphans: int | None = None  # leaked processes; None: cannot be observed
     note: str = ""
@@ -95,15 +94,6 @@ def first_state(paths: RunPaths, ended: float | None) -> RunState:
         early.log.write_text(log.split(f"{START_MARK}: attempt 1 ")[0])
         write_json(early.job, {"launcher": "drill", "ended": ended, "started": 0.0, "pid": None})
         return run_state(early)
-
-
-def records(paths: RunPaths, attempt: int, kind: str) -> list[dict[str, Any]]:
-    """Return the records of one kind that an attempt wrote."""
-    path = paths.metrics(attempt)
-    if not path.exists():
-        return []
-    with path.open("rb") as stream:
-        return [r for r in read_file(stream) if isinstance(r, dict) and r.get("kind") == kind]
 
 
 _YES = {True: "yes", False: "no", None: ""}

@@ -51,7 +51,7 @@ def end_marked(mark: str, within_s: float) -> int:
 
 @dataclass(kw_only=True)
 class Started:
-    """One start of a run, which run.sh or Slurm may restart.
+    """One start of a run, which jobkit or Slurm may requeue.
 
     begins, ends: when its attempts were seen to begin and to end, in Unix seconds. Each kind has
     look, which updates what is known and returns whether it is still in progress; warn, the signal
@@ -83,18 +83,12 @@ class LocalStart(Started):
     """A run.sh on this machine."""
 
     child: Children  # never polled, as that would end what it leaves behind, which is counted
-    paths: RunPaths
-    before: int  # attempts that others have begun
 
     def look(self) -> bool:
-        now, code = time.time(), self.child.codes()[0]
-        for _ in range(len(self.paths.attempt_numbers()) - self.before - len(self.begins)):
-            if self.begins:
-                self.ends.append(now)
-            self.begins.append(now)
+        code = self.child.codes()[0]
         if code is not None and not self.over:
             self.over, self.end_text = True, f"ended with exit code {code}"
-            self.ends.append(now)
+            self.ends.append(time.time())
         return not self.over
 
     def warn(self) -> None:
@@ -115,15 +109,13 @@ class LocalPlace:
     sees_processes, urgent = True, None
 
     def start(
-        self, spec: PlannedRun, paths: RunPaths, env: Mapping[str, str], first: bool, _: Options
+        self, spec: PlannedRun, paths: RunPaths, env: Mapping[str, str], _: Options
     ) -> LocalStart:
-        """Start the run; first: run.sh restarts it once."""
-        words = local_command(spec, paths.folder, 1 if first else None)
-        before, child = len(paths.attempt_numbers()), Children(grace_s=0.0)
+        child = Children(grace_s=0.0)
         environ = {**clean_environment(os.environ), "JOBKIT_PYTHON": sys.executable, **env}
         with paths.log.open("ab") as log:  # in its own session: Ctrl-C is the drill's to answer
-            child.start(words, environ, output=log)
-        return LocalStart(child=child, paths=paths, before=before)
+            child.start(local_command(spec, paths.folder), environ, output=log)
+        return LocalStart(child=child, begins=[time.time()])
 
 
 # --- Slurm ---------------------------------------------------------------------------------------
@@ -201,7 +193,7 @@ class SlurmPlace:
         self.urgent = urgent or ("urgent" if "urgent" in partitions else None)
 
     def start(
-        self, spec: PlannedRun, paths: RunPaths, env: Mapping[str, str], _: bool, more: Options
+        self, spec: PlannedRun, paths: RunPaths, env: Mapping[str, str], more: Options
     ) -> SlurmStart:
         """Submit the run; jobkit or Slurm may requeue it. Raises UsageError when it is refused."""
         shape = slurm_options.Shape(spec.nodes, spec.ranks_per_node)

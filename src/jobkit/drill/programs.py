@@ -1,29 +1,23 @@
 """The program that a drill starts: jobkit's own training, or a command of the user's.
 
 The training injects some faults into itself, and pauses for those from outside. A command knows of
-none: it is hit while it runs, once it has recorded so many steps or has run for so many seconds.
+none: it is hit some seconds after its start.
 """
 
-import io
 import json
 import os
-import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jobkit.drill.faults import REFERENCE, TIME_LIMIT_MIN, FaultCase, Row, records
+from jobkit.drill.faults import REFERENCE, FaultCase, Row
 from jobkit.drill.places import Size, Started
 from jobkit.errors import UsageError
 from jobkit.launch.command import clean_environment, python_path
-from jobkit.metric.kinds import TAG
-from jobkit.metric.reader import scan
-from jobkit.outcome.evidence import START_MARK
-from jobkit.outcome.logs import TAIL_BYTES, read_tail
+from jobkit.metric.reader import read_file
 from jobkit.paths import RunPaths
 from jobkit.spec.command import CommandSpec, PlannedRun
 from jobkit.spec.runspec import RunSpec
@@ -42,25 +36,20 @@ TRAINING: dict[str, Any] = {
     "why": 0,
 }
 FIRST, LAST = 21, 60  # after two checkpoints, and some iterations before the end
-_ATTEMPT = re.compile(rf"{re.escape(START_MARK)}: attempt ([0-9]{{1,9}})\b")
-_NEWEST_BYTES = 64 << 10  # of the log: the newest step is there
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
     """What the drill starts, and when the fault hits it."""
 
-    at: int  # the iteration, or the step that a command records, after which the fault comes
-    after_s: float | None = None  # seconds from a command's start, in place of a step
+    at: int = 25  # the training's iteration after which the fault comes
+    after_s: float = 0.0  # seconds from a command's start to the fault; 0: half of its time
     words: tuple[str, ...] = ()  # the command; empty: jobkit's training
     device: str = "cpu"  # of the training
     minutes: int = 10  # the time limit of a job
 
-    def case(self, fault: FaultCase) -> FaultCase:
-        """How a fault is injected into this program."""
-        if self.words and fault.name in ("kill", "hang"):
-            return replace(fault, action=fault.name)
-        return fault
+    def does_itself(self, fault: FaultCase) -> bool:
+        return fault.itself and not self.words
 
     def spec(self, size: Size, fault: FaultCase) -> PlannedRun:
         if self.words:
@@ -73,54 +62,31 @@ class Program:
         if self.words or fault == REFERENCE:
             return {}
         # Rank 1 injects the fault itself; rank 0 pauses for one from outside.
-        kind, rank = ("hold", 0) if fault.action else (fault.name, 1)
+        kind, rank = (fault.name, 1) if fault.itself else ("hold", 0)
         return {"JOBKIT_FAULT": f"{kind}@{self.at}:{rank}"}
+
+    def timed(self, took_s: float) -> "Program":
+        """The program, by its seconds without a fault. Raises UsageError for one too short."""
+        if self.after_s and self.after_s >= took_s:
+            raise UsageError(f"--after {self.after_s:g}: the command took {took_s:.0f} s")
+        return replace(self, after_s=self.after_s or took_s / 2)
 
     def reached(self, paths: RunPaths, started: Started) -> bool:
         """Whether the first attempt is where the fault comes."""
         if not self.words:
             return paths.fault_marker(0).exists()
-        if self.after_s is None:
-            return max(steps_of(paths, 0, _NEWEST_BYTES), default=0) >= self.at
         return bool(started.begins) and time.time() - started.begins[0] >= self.after_s
 
     def where(self) -> str:
-        if self.after_s is not None:
-            return f"after {self.after_s:g} s"
-        return f"after {'step' if self.words else 'iteration'} {self.at}"
-
-    def check_reference(self, paths: RunPaths, took_s: float) -> None:
-        """Raise UsageError where the command without a fault ends before the fault would come."""
-        if self.after_s is not None and took_s <= self.after_s:
-            raise UsageError(f"--after {self.after_s:g}: the command took {took_s:.0f} s")
-        if self.words and self.after_s is None:
-            last = max(steps_of(paths, 0), default=None)
-            if last is None:
-                raise UsageError("the command recorded no step: say when, as --after SECONDS")
-            if last <= self.at:
-                raise UsageError(f"--at {self.at}: the command made {last} steps: say fewer")
-
-    def too_short(self, fault: FaultCase, took_s: float) -> str:
-        """Why a command ends before a fault's time limit, by its time without one; or empty."""
-        minutes = TIME_LIMIT_MIN + 1  # Slurm ends a job up to a minute after its limit
-        if self.words and fault.name == "time-limit" and took_s < 60 * minutes:
-            return f"the command took {took_s:.0f} s; it must run for {minutes} minutes or more"
-        return ""
+        return f"{self.after_s:.1f} s" if self.words else f"iteration {self.at}"
 
     def redone(self, paths: RunPaths) -> int | None:
-        """The iterations that the second attempt did again; None: not known.
+        """The iterations of the training that the second attempt did again; None: not known.
 
-        Of the training: those that the first reached, less those that were loaded. Of a command: by
-        the numbers in [METRIC] lines, as a meter counts from 1 in each attempt. Where not each step
-        has a line, the second may have begun up to a line's steps before the first that it printed.
+        Those that the first reached, less those that were loaded.
         """
-        if self.words:
-            before, then = (printed_steps(paths, attempt) for attempt in (0, 1))
-            if not before or not then:
-                return None
-            return max(0, max(before) - then[0] + max(1, before[0]))
-        if len(paths.attempt_numbers()) < 2:
-            return 0
+        if self.words or len(paths.attempt_numbers()) < 2:
+            return None
         first, second = (records(paths, attempt, "checkpoint") for attempt in (0, 1))
         done = [int(r["iteration"]) for r in first if r["action"] == "saved"]
         loaded = [int(r["iteration"]) for r in second if r["action"] == "loaded"]
@@ -136,6 +102,7 @@ class Program:
         """The rows with the training's parameters compared with those of the reference."""
         if self.words:
             return rows
+        # In a process of its own, as the drill works without torch.
         runs = [str(reference.parent / row.fault) for row in rows if row.possible]
         words = [sys.executable, "-m", "jobkit.checks.compare", str(reference), *runs]
         env = {**clean_environment(os.environ), "PYTHONPATH": python_path()}
@@ -150,6 +117,15 @@ class Program:
         return rows
 
 
+def records(paths: RunPaths, attempt: int, kind: str) -> list[dict[str, Any]]:
+    """The records of one kind that an attempt wrote."""
+    path = paths.metrics(attempt)
+    if not path.exists():
+        return []
+    with path.open("rb") as stream:
+        return [r for r in read_file(stream) if isinstance(r, dict) and r.get("kind") == kind]
+
+
 def began(paths: RunPaths, attempt: int) -> float | None:
     """When an attempt was at its first iteration, in Unix seconds; None: not known.
 
@@ -157,22 +133,3 @@ def began(paths: RunPaths, attempt: int) -> float | None:
     """
     found = records(paths, attempt, "startup") or records(paths, attempt, "run_start")
     return found[0]["t"] - (found[0].get("first_step_s") or 0.0) if found else None
-
-
-def steps_of(paths: RunPaths, attempt: int, log_bytes: int = TAIL_BYTES) -> list[int]:
-    """The steps that an attempt recorded: the ends of windows, else those of [METRIC] lines."""
-    ends = [r.get("step") for r in records(paths, attempt, "window")]
-    return [s for s in ends if type(s) is int] or printed_steps(paths, attempt, log_bytes)
-
-
-def printed_steps(paths: RunPaths, attempt: int, log_bytes: int = TAIL_BYTES) -> list[int]:
-    """The steps of an attempt's `[METRIC] step=N` lines, in the order of the log."""
-    current, lines = None, []
-    for _, line in read_tail(paths.log, log_bytes).lines:
-        if mark := _ATTEMPT.search(line):
-            current = int(mark[1])
-        elif TAG in line and current in (None, attempt):
-            lines.append(line)
-    text = io.BytesIO("".join(f"{line}\n" for line in lines).encode())
-    rows: list[Mapping[str, Any]] = [r for r in scan(text) if isinstance(r, dict)]
-    return [r["step"] for r in rows if "v" not in r and type(r.get("step")) is int]

@@ -5,12 +5,12 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
-from jobkit.drill.faults import REFERENCE, FaultCase, Row, first_state
+from jobkit.drill.faults import REFERENCE, TIME_LIMIT_MIN, FaultCase, Row, first_state
 from jobkit.drill.places import MARK, Place, SlurmPlace, Start, end_marked, signal_marked
 from jobkit.drill.programs import Program, began
 from jobkit.errors import UsageError
@@ -26,23 +26,16 @@ _LINGER_S = 60.0  # for processes to end after their run
 
 def impossible(place: Place, program: Program, fault: FaultCase) -> str:
     """Return why a fault cannot be injected at a place; empty if it can."""
-    match fault.action:
-        case "" if program.words:
+    match fault.name:
+        case "raise" if program.words:
             return "only jobkit's own training does this to itself"
-        case "cancel" | "limit" | "preempt" if not isinstance(place, SlurmPlace):
+        case "scancel" | "time-limit" | "preemption" if not isinstance(place, SlurmPlace):
             return "it needs Slurm"
-        case "preempt" if not place.urgent:
+        case "preemption" if not place.urgent:
             return "no partition whose jobs preempt others: name one with --urgent-partition"
-        case "kill" | "hang" if not place.sees_processes:
+        case "kill" | "hang" if program.words and not place.sees_processes:
             return "it signals one rank on its node: needs --local or --minicluster"
     return ""
-
-
-def check_any(whys: Mapping[str, str]) -> None:
-    """Raise UsageError where no fault can be injected. whys: by fault why not, or empty."""
-    if all(whys.values()):
-        reasons = "; ".join(f"{name}: {why}" for name, why in whys.items())
-        raise UsageError(f"no fault can be injected here: {reasons}")
 
 
 @dataclass(kw_only=True)
@@ -63,14 +56,14 @@ class Drill:
         What an earlier drill left is removed, unless no fault can be injected (UsageError).
         """
         whys = {fault.name: impossible(self.place, self.program, fault) for fault in faults}
-        check_any(whys)
+        if all(whys.values()):
+            reasons = "; ".join(f"{name}: {why}" for name, why in whys.items())
+            raise UsageError(f"no fault can be injected here: {reasons}")
         if self.study.folder.exists():
             shutil.rmtree(self.study.folder)
         self.say("reference: the run without a fault, as the reference")
         reference = FaultRun(self, REFERENCE)
-        took_s = reference.run_reference()
-        whys = {f.name: whys[f.name] or self.program.too_short(f, took_s) for f in faults}
-        check_any(whys)
+        self.program = self.program.timed(reference.run_reference())
         # Off Slurm the ranks of two runs would share the cores.
         with ThreadPoolExecutor(AT_ONCE if isinstance(self.place, SlurmPlace) else 1) as pool:
             rows = list(pool.map(lambda fault: self._one(fault, whys[fault.name]), faults))
@@ -79,10 +72,7 @@ class Drill:
     def _one(self, fault: FaultCase, why_not: str) -> Row:
         if why_not:
             return Row(fault=fault.name, note=f"not possible here: {why_not}")
-        try:
-            row = FaultRun(self, fault).run()
-        except KeyboardInterrupt:
-            return Row(fault=fault.name, note="the drill was interrupted")
+        row = FaultRun(self, fault).run()
         note = f" ({row.note})" if row.note else ""
         self.say(f"{fault.name}: {row.first_status}, then {row.final_status}{note}")
         return row
@@ -106,28 +96,21 @@ class FaultRun:
     def run(self) -> Row:
         """Start the run, inject the fault, restart the run until it is ok; return its row."""
         notes, left = list[str](), None
-
-        def attempt(act: Callable[[], None]) -> None:
-            """Note an error, so that one fault does not end the runs of others."""
+        for act in (self._until_recovered, self._cancel_what_runs):
             try:
                 act()
-            except (UsageError, OSError) as wrong:
-                notes.append(str(wrong))
-
-        try:
-            attempt(self._until_recovered)
-        finally:
-            attempt(self._cancel_what_runs)
-            if self.drill.place.sees_processes:
-                left = end_marked(self.mark, _LINGER_S)
+            except (UsageError, OSError, KeyboardInterrupt) as wrong:
+                notes.append(str(wrong))  # so that one fault does not end the runs of others
+        if self.drill.place.sees_processes:
+            left = end_marked(self.mark, _LINGER_S)
         return self._judge("; ".join(notes), left)
 
     def run_reference(self) -> float:
         """Run the program without a fault; return its seconds.
 
-        Raises UsageError where it fails, is too short for the fault, or longer than patience_s.
+        Raises UsageError where it fails, or takes longer than patience_s.
         """
-        self._start({}, first=False)
+        self._start({})
         try:
             self._wait_for_end()
         except UsageError as lost:
@@ -140,59 +123,57 @@ class FaultRun:
         if row.final_status != "ok":
             why = f" ({row.evidence})" if row.evidence else ""
             raise UsageError(f"the run without a fault failed{why}: see {self.paths.log}")
-        self.program.check_reference(self.paths, self.started.took_s)
         return self.started.took_s
 
-    def _start(self, options: Options, first: bool) -> None:
-        if self.drill.halted.is_set():
-            raise KeyboardInterrupt
+    def _start(self, options: Options) -> None:
+        self._check_halted()
         self.paths.folder.mkdir(parents=True, exist_ok=True)
         place, program = self.drill.place, self.program
         env = {MARK: self.mark, **program.environment(self.fault)}
         options = {"time": str(program.minutes), **options}
         spec = program.spec(place.size, self.fault)
-        self.starts.append(place.start(spec, self.paths, env, first, options))
+        self.starts.append(place.start(spec, self.paths, env, options))
 
     def _until_recovered(self) -> None:
         fault, program = self.fault, self.program
-        self._start(fault.options, first=True)
+        self._start(fault.options)
 
         def there() -> bool:
             return program.reached(self.paths, self.started)
 
         self._wait("the injection point", lambda: there() or not self.started.look())
-        if not there() or (fault.action and not self.started.look()):
+        if not there() or (not program.does_itself(fault) and not self.started.look()):
             raise UsageError(f"the run {self.started.end_text} before the fault")
         self.inject()
-        self.drill.say(f"{fault.name}: injected {program.where()}")
+        self.drill.say(f"{fault.name}: injected after {program.where()}")
         self._wait_for_end()
         while run_state(self.paths).status != "ok":
             if len(self.starts) == STARTS:
                 raise UsageError(f"not ok after {STARTS} starts")
             self.drill.say(f"{fault.name}: {self.started.end_text}; restarting the run")
-            self._start({}, first=False)
+            self._start({})
             self._wait_for_end()
 
     def inject(self) -> None:
         """Inject the fault, if the program has not done it itself."""
         self.injected_at = time.time()
-        match self.fault.action:
-            case "":
-                self.injected_at = self.paths.fault_marker(0).stat().st_mtime
-            case "warn":
+        if self.program.does_itself(self.fault):
+            self.injected_at = self.paths.fault_marker(0).stat().st_mtime
+            return
+        match self.fault.name:
+            case "warning":
                 self.started.warn()
             case "term":
                 self.started.terminate_ranks(self.mark)
-            case "cancel":
+            case "scancel":
                 self.started.cancel()
-            case "limit":  # Slurm injects it
-                minutes = int(str(self.fault.options["time"]))
-                self.injected_at = self.started.begins[0] + 60 * minutes
-            case "preempt":
+            case "time-limit":  # Slurm injects it
+                self.injected_at = self.started.begins[0] + 60 * TIME_LIMIT_MIN
+            case "preemption":
                 assert isinstance(self.drill.place, SlurmPlace)
                 self.drill.place.preempt(self.started.nodes)
-            case "kill" | "hang":  # of a command
-                number = signal.SIGKILL if self.fault.action == "kill" else signal.SIGSTOP
+            case name:  # kill or hang, of a command
+                number = signal.SIGKILL if name == "kill" else signal.SIGSTOP
                 hit = partial(signal_marked, self.mark, number, ["1"])
                 self._wait("a process of rank 1", lambda: hit() > 0)
 
@@ -203,11 +184,14 @@ class FaultRun:
         """Raises UsageError after patience_s, KeyboardInterrupt where the drill was halted."""
         deadline = time.monotonic() + self.drill.patience_s
         while not condition():
-            if self.drill.halted.is_set():
-                raise KeyboardInterrupt
+            self._check_halted()
             if time.monotonic() > deadline:
                 raise UsageError(f"{what}: not reached within {self.drill.patience_s:g} s")
             time.sleep(self.drill.place.poll_s)
+
+    def _check_halted(self) -> None:
+        if self.drill.halted.is_set():
+            raise KeyboardInterrupt("the drill was interrupted")
 
     def _cancel_what_runs(self) -> None:
         for started in self.starts:
@@ -233,7 +217,7 @@ class FaultRun:
             attempts=len(numbers),
             detected_s=ends[0] - self.injected_at if again and ends and self.injected_at else None,
             restart_s=restart - begins[1] if restart else None,
-            iterations_lost=self.program.redone(self.paths) if numbers else None,
+            iterations_lost=self.program.redone(self.paths),
             orphans=left,
             note=note or self.program.deviation(self.fault, first.status),
         )

@@ -16,45 +16,34 @@ import pytest
 from rich.console import Console
 
 from jobkit.drill import cli, faults, places, programs
-from jobkit.drill.programs import Program, began, printed_steps, steps_of
+from jobkit.drill.programs import Program, began
 from jobkit.drill.run import Drill, FaultRun, impossible
 from jobkit.errors import UsageError
 from jobkit.launch.site import Site
 from jobkit.metric.kinds import MetricWriter
 from jobkit.outcome.state import run_state
 from jobkit.paths import RunPaths, StudyPaths
-from support.training_programs import STEPS
+from support.training_programs import UNTIL_HIT
 
-PROGRAM, TRAINING = Program(words=("python", "train.py"), at=5), Program(at=25)
+PROGRAM, TRAINING = Program(words=("python", "train.py")), Program()
 GOOD = faults.Row(
     fault="kill", where="n1,n2", first_status="failed", evidence="task 1: Killed",
     final_status="ok",
     attempts=2, detected_s=1.25, restart_s=6.5, iterations_lost=5, same_parameters=True, orphans=0,
 )  # fmt: skip
-# It goes on to its end when it is asked to stop. Both ranks must be there by then.
-DEAF = """
-import os, pathlib, signal, time
-asked, folder = [], pathlib.Path(os.environ["JOBKIT_RUN_DIR"])
-signal.signal(signal.SIGUSR2, lambda *_: asked.append(1))
-(folder / ("ready-" + os.environ["RANK"])).touch()
-while len(list(folder.glob("ready-?"))) < 2:
-    time.sleep(0.01)
-for step in range(1, 9):
-    print(f"[METRIC] step={step} loss=0.5", flush=True)
-while os.environ["JOBKIT_RUN_ID"] != "reference" and not asked:
-    time.sleep(0.01)
-"""
-
-
-def printed(attempt: int, steps: range) -> str:
-    lines = [f"[METRIC] step={step} loss=0.5" for step in steps]
-    return "\n".join([f"[jobkit] start: attempt {attempt} of x on here", *lines, ""])
+# It goes on to its end when it is asked to stop.
+DEAF = UNTIL_HIT.replace("75 if stop else 0", "0")
 
 
 @pytest.fixture
 def drilled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Drill a program on this machine; the exit code, and the rows by fault."""
+    """Drill a program on this machine, hit once its ranks are there; exit code, rows by fault."""
     monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "my logs"))
+
+    def there(_: Program, paths: RunPaths, __: places.Started) -> bool:
+        return len(list(paths.folder.glob("ready-?"))) == 2
+
+    monkeypatch.setattr(Program, "reached", there)
 
     def drill(text: str, *options: str) -> tuple[int, dict[str, dict[str, str]]]:
         script = tmp_path / "my train.py"
@@ -68,23 +57,23 @@ def drilled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_command_that_comes_back_is_good(drilled, capfd) -> None:
-    code, rows = drilled(STEPS, "--faults", "kill", "warning", "scancel")
+    code, rows = drilled(UNTIL_HIT, "--faults", "kill", "warning", "scancel")
     assert code == 0, capfd.readouterr()
     assert "2 of 2 faults: recovered\n" in capfd.readouterr().out
     for name, first in (("kill", "failed"), ("warning", "preempted")):
         row = rows[name]
         assert (row["first_status"], row["final_status"], row["attempts"]) == (first, "ok", "2")
         assert (row["where"], row["orphans"], row["note"]) == ("here", "0", ""), row
-        assert row["same_parameters"] == "" and row["detected_s"] and row["iterations_lost"], row
+        assert row["same_parameters"] == "" and row["detected_s"] and not row["iterations_lost"]
     assert rows["kill"]["evidence"] == "rank 1: ended by SIGKILL"
     assert rows["scancel"]["note"] == "not possible here: it needs Slurm"
 
 
 def test_a_command_that_was_not_hit_is_not_good(drilled, capfd) -> None:
-    code, rows = drilled(DEAF, "--faults", "warning", "--at", "5")
+    code, rows = drilled(DEAF, "--faults", "warning")
     assert code == 4 and rows["warning"]["first_status"] == "ok"
     assert "as if there had been no fault" in rows["warning"]["note"]
-    code, _ = drilled(DEAF, "--faults", "warning", "--at", "5", "--patience", "0.01")
+    code, _ = drilled(DEAF, "--faults", "warning", "--patience", "0.01")
     said = "not reached within 0.01 s; give a longer --patience"
     assert code == 2 and said in capfd.readouterr().err
 
@@ -100,46 +89,17 @@ def test_a_fault_that_fails_outside_is_a_row_like_any_other(tmp_path, monkeypatc
     assert row.note == "no room" and row.possible and not row.good
 
 
-# --- where a command is hit ---
-
-
-def test_steps_are_those_of_windows_or_of_lines(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path / "run")
-    paths.metrics_folder.mkdir(parents=True)
-    paths.log.write_text(printed(0, range(1, 4)) + "[METRIC] step=4 lo\n" + printed(1, range(3, 9)))
-    assert steps_of(paths, 0) == printed_steps(paths, 0) == [1, 2, 3]
-    assert printed_steps(paths, 1) == [*range(3, 9)] and printed_steps(paths, 2) == []
-    write(paths, 0, ("run_start", {"unit": None}), ("window", {"step": 25}))
-    assert steps_of(paths, 0) == [25]
-    assert time.time() - 300 < (began(paths, 0) or 0) < time.time() + 1
-    assert began(paths, 1) is None
-
-
-def test_a_fault_after_the_end_is_refused_before_any_is_injected(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path)
-    for log, after_s, said in (
-        ("quiet\n", None, "recorded no step: say when, as --after SECONDS"),
-        (printed(0, range(1, 6)), None, "--at 5: the command made 5 steps: say fewer"),
-        ("quiet\n", 30.0, "--after 30: the command took 30 s"),
-    ):
-        paths.log.write_text(log)
-        command = replace(PROGRAM, after_s=after_s)
-        with pytest.raises(UsageError, match=re.escape(said)):
-            command.check_reference(paths, took_s=29.6)
-        paths.log.write_text(printed(0, range(1, 9)))
-        command.check_reference(paths, took_s=31)
-
-
-def test_when_a_command_is_hit_by_its_times() -> None:
-    timed, now = replace(PROGRAM, after_s=20), time.time()
+def test_when_a_command_is_hit() -> None:
+    """After half of its time, or as it is said; the time in a queue counts for neither."""
+    for ends, took_s in (([1003.0, 1140.0], 40.0), ([1003.0], 3.0), ([], 0.0)):
+        assert places.Started(begins=[1000.0, 1100.0], ends=ends).took_s == took_s
+    assert PROGRAM.timed(40).after_s == 20 and replace(PROGRAM, after_s=30).timed(31).after_s == 30
+    assert PROGRAM.timed(0).after_s == 0  # its job had ended before it was seen to run
+    with pytest.raises(UsageError, match="--after 30: the command took 29 s"):
+        replace(PROGRAM, after_s=30).timed(29.4)
+    timed, now = PROGRAM.timed(40), time.time()
     for begins, there in (([], False), ([now + 1000], False), ([now - 21], True)):
         assert timed.reached(RunPaths(Path()), places.Started(begins=begins)) is there
-    limit = faults.FAULTS["time-limit"]
-    assert PROGRAM.too_short(limit, 179).startswith("the command took 179 s; it must run for 3")
-    assert not PROGRAM.too_short(limit, 180) and not TRAINING.too_short(limit, 1)
-    for ends, took_s in (([1003.0, 1140.0], 40.0), ([1003.0], 3.0), ([], 0.0)):
-        started = places.Started(begins=[1000.0, 1100.0], ends=ends)
-        assert started.took_s == took_s, "the time in a queue counts"
 
 
 def test_one_rank_is_signalled_or_all() -> None:
@@ -182,7 +142,7 @@ def test_iterations_lost_are_those_done_again(tmp_path: Path) -> None:
     )):  # fmt: skip
         paths = RunPaths(tmp_path / str(number))
         write(paths, 0, *checkpoints(*(("saved", n) for n in saved)))
-        assert TRAINING.redone(paths) == 0  # there was no other attempt
+        assert TRAINING.redone(paths) is None  # there was no other attempt
         write(paths, 1, ("startup", {"total_s": 3.0}), *checkpoints(*then))
         assert TRAINING.redone(paths) == lost
         assert time.time() - 300 < (began(paths, 1) or 0) < time.time() + 1
@@ -250,7 +210,7 @@ def mini(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> places.SlurmPlace:
 
 def test_why_a_fault_is_not_possible(mini: places.SlurmPlace) -> None:
     def why(place: places.Place, name: str) -> str:
-        return impossible(place, PROGRAM, PROGRAM.case(faults.FAULTS[name]))
+        return impossible(place, PROGRAM, faults.FAULTS[name])
 
     here = places.LocalPlace()
     assert why(here, "scancel") == why(here, "preemption") == "it needs Slurm"
@@ -315,11 +275,10 @@ def test_bad_words_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         (tmp_path / name / file).touch()
     for words, said in (
         ("--faults kil", "did you mean 'kill'"),
-        ("--at 61", "must be from 21 to 60"),
         ("--after 3", "--after is for a command, which comes after --"),
         ("--", "-- needs a command after it"),
-        ("--device cpu -- python train.py", "a command decides itself"),
-        ("--after 400 -- python train.py", "must be below --patience 400"),
+        ("--device cpu -- python train.py", "--device is of jobkit's own"),
+        ("--at 30 -- python train.py", "--at is of jobkit's own training"),
         ("-A project", "--account: is for Slurm, but the runs start on this machine"),
         ("--urgent-partition high", "--urgent-partition: is for Slurm"),
         ("--faults scancel time-limit", "no fault can be injected here: scancel: it needs"),

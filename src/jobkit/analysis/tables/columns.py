@@ -278,7 +278,7 @@ final_status TEXT status of the run after all attempts
 attempts COUNT number of attempts of the run
 detected_s NUMBER from the injection to the end of the first attempt, as the launcher saw it
 restart_s NUMBER from the start of the next attempt to its first iteration
-iterations_lost COUNT iterations redone after the restart
+iterations_lost COUNT iterations of the training redone after the restart
 same_parameters FLAG whether the final parameters are bitwise equal to those without a fault
 orphans COUNT leaked processes; empty if they cannot be observed
 note TEXT other deviations from the expected result
