@@ -150,7 +150,7 @@ def _add_main_arguments(options: StudyParser) -> None:
     add = _begin_group(options, "command (after --, or in a study file)")
     add("--launcher", "what starts its ranks: srun (default; one process per rank), torchrun (one "
         "agent per node), once (one process on the first node, which starts its own ranks)",
-        "NAME", type=_launcher)  # fmt: skip
+        "NAME", choices=LAUNCHERS)  # fmt: skip
     add("--unit", "what a step works on, as images or tokens", "TEXT")
     add("--work-per-step", "units of work in one optimizer step over all ranks, as 512 or "
         "'{32 * ranks}'", "X")  # fmt: skip
@@ -178,18 +178,6 @@ def _add_main_arguments(options: StudyParser) -> None:
     add("--dry-run", "print each command; start nothing", None, action="store_true")
     add("--no-wait", "return without waiting for the runs", None, action="store_true",
         dest="detach")  # fmt: skip
-
-
-def _launcher(text: str) -> str:
-    """A type for argparse: one of LAUNCHERS, with the way to use another one."""
-    if text in LAUNCHERS:
-        return text
-    known = f"'{text}': choose from {', '.join(LAUNCHERS)}"
-    other = {"mpirun": "mpirun -n {ranks} ./train", "mpiexec": "mpiexec -n {ranks} ./train"}
-    other |= {"accelerate": "accelerate launch train.py", "deepspeed": "deepspeed train.py"}
-    if text in other:
-        known += f"; {text} starts the ranks itself: --launcher once -- {other[text]}"
-    raise argparse.ArgumentTypeError(known)
 
 
 def _add_slurm_arguments(options: StudyParser) -> None:

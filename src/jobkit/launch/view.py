@@ -1,6 +1,5 @@
 """The table of a study's runs, and what a launch in the foreground prints."""
 
-import re
 import shlex
 import signal
 import statistics
@@ -18,16 +17,13 @@ from jobkit.launch.launcher import Launch, pause_s
 from jobkit.launch.states import Progress, States, counted, duration, progress
 from jobkit.outcome.state import FINAL, RunState, read_job
 from jobkit.paths import short_path
+from jobkit.processes import END_SIGNALS, Signals
 
 _POLL_S = 0.4
 _COLOURS = {"ok": "green", "running": "cyan", "pending": "dim", "cancelled": "yellow"}
-# Runs that end so in their first minute would end so at any size: what they were given is wrong.
-_BAD_INPUT = re.compile(r"No such file|not found|cannot be downloaded|ModuleNotFound|ImportError")
-_ALIKE, _EARLY_S = 3, 60.0
 _MAX_REASON = 100  # characters of a reason in a line for one run
 _MAX_NAMED = 3  # runs named where several ended for the same reason
 _ORDER = ("run", "status", "epoch", "step", "loss", "/s", "time", "left", "load", "reason")
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def study_view(looks: States, listed: Sequence[Mapping[str, Any]], more: str) -> Group:
@@ -75,18 +71,6 @@ def _table(listed: Sequence[Mapping[str, Any]]) -> Table:
 
 
 # --- a launch in the foreground ---------------------------------------------------------------
-
-
-class Interrupted(BaseException):
-    """A signal asked to stop."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(signum)
-        self.signum = signum
-
-
-def _interrupt(signum: int, _frame: object) -> None:
-    raise Interrupted(signum)
 
 
 class Foreground:
@@ -149,28 +133,21 @@ class Foreground:
 
         SIGINT, SIGTERM and SIGHUP end the runs of this machine; jobs on Slurm continue.
         """
-        for signum in _SIGNALS:
-            if signal.getsignal(signum) != signal.SIG_IGN:  # nohup, or a shell's background job
-                signal.signal(signum, _interrupt)
-        try:
-            self.watch()
-        except Interrupted as interrupted:
-            for signum in _SIGNALS:
-                signal.signal(signum, signal.SIG_IGN)  # a second one must not leave orphans
-            if self.launch.site is not None:
-                self._print(f"the jobs continue; to end them: python -m jobkit cancel {self.name}")
-                self._print_left()
-            else:
-                self._print("stopping: ending the active runs ...", "yellow")
-                self.launch.cancel()
-                self._print_runs(self.launch.states())
-            return Exit.INTERRUPTED if interrupted.signum == signal.SIGINT else Exit.TERMINATED
-        return self.conclude()
+        signum = self.watch(Signals())
+        if signum is None:
+            return self.conclude()
+        if self.launch.site is not None:
+            self._print(f"the jobs continue; to end them: python -m jobkit cancel {self.name}")
+            self._print_left()
+        else:
+            self._print("stopping: ending the active runs ...", "yellow")
+            self.launch.cancel()
+            self._print_runs(self.launch.states())
+        return Exit.INTERRUPTED if signum == signal.SIGINT else Exit.TERMINATED
 
-    def watch(self) -> None:
-        """Print a line for each change until all runs have ended, or fail as all would."""
-        active = True
-        while active:
+    def watch(self, signals: Signals) -> int | None:
+        """Print a line for each change until all runs have ended, or a signal comes: return it."""
+        while True:
             begin, active = time.monotonic(), self.launch.running()
             before, self.states = self.states, self.launch.states()
             for run_id in self.launch.run_ids:
@@ -180,29 +157,11 @@ class Foreground:
                     paths, spec = self.launch.plan.paths.run(run_id), self.launch.plan.runs[run_id]
                     self.progress[run_id] = progress(paths, spec, self.states[run_id].attempt)
             self._print_events()
-            if active and (runs := self._bad_input()):
-                self.launch.cancel()
-                self.states, left = self.launch.states(), len(self.launch.run_ids) - runs
-                why = f"stopped: {runs} runs failed for the same reason, and {left} would too"
-                self._print(f"{why}; mend it and run the same command again", "red")
-                active = False
-            elif active:
-                time.sleep(pause_s(time.monotonic() - begin, _POLL_S))
-        self._print_events()
-
-    def _bad_input(self) -> int:
-        """How many runs failed early, all for one reason that lies in their input; else 0."""
-        states = ((run_id, self.states[run_id]) for run_id in self.launch.run_ids)
-        ended = {run_id: state for run_id, state in states if state.status in FINAL}
-        reasons = {(state.status, state.reason) for state in ended.values()}
-        bad = self.launch.site is None and len(ended) >= _ALIKE and len(reasons) == 1
-        bad = bad and all(
-            state.status == "failed"
-            and (state.exit_code == Exit.USAGE or _BAD_INPUT.search(state.reason))
-            and (self.progress[run_id].elapsed_s or 0.0) < _EARLY_S
-            for run_id, state in ended.items()
-        )
-        return len(ended) if bad else 0
+            if not active:
+                return None
+            for signum in signals.wait(pause_s(time.monotonic() - begin, _POLL_S)):
+                if signum in END_SIGNALS:
+                    return signum
 
     def _print_events(self) -> None:
         """Print one line for each change since the last update: a start, an epoch, an end."""

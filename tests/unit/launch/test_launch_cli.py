@@ -91,7 +91,6 @@ BAD = [
     (["--gpus", "1", "--", "./a", "{rundir}"], "at 1 rank: {rundir}: unknown name"),
     (["--name", "x", "--gpus", "1", "python", "train.py"], "a command comes after --"),
     (["--name", "x", "python", "train.py"], "write a command after --"),
-    (["--launcher", "mpirun", "--", "./a"], "--launcher once -- mpirun -n {ranks}"),
     (["--gpus", "1", "--", "python", "nosuch.py"], "python nosuch.py: no such file in"),
 ]
 

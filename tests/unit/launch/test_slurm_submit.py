@@ -182,12 +182,9 @@ def test_a_study_that_slurm_took_in_part_says_how_it_goes_on(slurm, monkeypatch,
     jobs = [read_json(path) or {} for path in noted]
     (slurm / "queue").write_text("".join(f"{j['job_id']}|PENDING|0:00||None\n" for j in jobs))
 
-    def interrupted(_view: object) -> object:
-        raise foreground.Interrupted(signal.SIGINT)
-
     limit(slurm, 3)
-    monkeypatch.setattr(foreground, "_SIGNALS", ())  # those of the tests stay as they are
-    monkeypatch.setattr(foreground.Foreground, "watch", interrupted)
+    monkeypatch.setattr(foreground, "Signals", list)  # those of the tests stay as they are
+    monkeypatch.setattr(foreground.Foreground, "watch", lambda *_: signal.SIGINT)
     assert main(words.split()) == Exit.INTERRUPTED
     said = " ".join(capsys.readouterr().out.split())
     assert "4 pending already, 2 to start" in said, said
