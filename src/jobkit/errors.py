@@ -85,8 +85,7 @@ class Parser(argparse.ArgumentParser):
         unknown = next((w.partition("=")[0] for w in words.split() if w.startswith("--")), "")
         if not unknown:
             return "; write a command after --, as: -- python train.py"
-        stem = unknown[2:] if len(unknown) > 4 and unknown not in known else None
-        longer = [name for name in known if stem and stem in name]
+        longer = [name for name in known if len(unknown) > 4 and unknown[2:] in name]
         if difflib.get_close_matches(unknown, known, 1, cutoff=0.85) or not longer:
             return nearest(unknown, known)
         return f"; did you mean {' or '.join(longer[:3])}?"

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -94,14 +94,14 @@ def age_s(record: Mapping[str, Any]) -> float | None:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - start / os.sysconf("SC_CLK_TCK")
 
 
-def end_process(pid: int, is_ours: Callable[[int, list[bytes]], bool]) -> bool:
-    """Send TERM to a process of this user's and wait for its end; False, and no signal, if it is
-    gone or another's, or is_ours(its start in ticks since the boot, its command line) is not true.
+def end_process(pid: int, start: int | None, last_words: list[bytes]) -> bool:
+    """Send TERM to a process of this user's that began then, and whose command line ends with
+    these words; wait for its end. False, and no signal, where there is none.
     """
     try:
-        start = process_start(pid)
         words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-        if start is None or not is_own(pid) or not is_ours(start, words):
+        is_known = start is not None and start == process_start(pid) and is_own(pid)
+        if not is_known or words[-len(last_words) :] != last_words:
             return False
         os.kill(pid, signal.SIGTERM)
     except OSError:

@@ -258,10 +258,8 @@ def cancel(paths: StudyPaths) -> bool:
         raise UsageError(f"{where}: cancel it there; if it is gone, remove {paths.launcher}")
     # By these last words of its command line a process is known as the study's launcher.
     words = [b"-m", _MODULE.encode(), os.fsencode(paths.folder.resolve())]
-    start = record.get("pid_start")
-    with contextlib.suppress(OSError):  # no signal can be sent safely
-        if end_process(record["pid"], lambda at, line: at == start and line[-3:] == words):
-            return True
+    if end_process(record["pid"], record.get("pid_start"), words):
+        return True
     what = f"process {record['pid']}, which is not the launcher of {name}"
     raise UsageError(f"{paths.launcher} names {what}: nothing was ended; remove that file")
 

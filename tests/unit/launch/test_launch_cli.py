@@ -26,13 +26,6 @@ def value(words: list[str], name: str) -> str:
     return words[words.index(name) + 1]
 
 
-def test_a_dry_run_prints_each_command_and_writes_nothing(logs: Path, capsys) -> None:
-    commands = dry_run(capsys, "--study", "demo", "--epochs", "2")
-    assert [value(words, "--epochs") for words in commands] == ["2"] * 5
-    assert {value(words, "--nproc-per-node") for words in commands} == {"1", "2"}
-    assert not logs.exists()
-
-
 @pytest.mark.parametrize("where", [["--site", "local"], ["--to", "kubernetes", "--image", "x"]])
 def test_a_folder_of_given_logs_takes_no_plan(logs: Path, where: list[str], capsys) -> None:
     (logs / "strong").mkdir(parents=True)
@@ -81,6 +74,7 @@ BAD = [
     (["--study", "demo", "--", "--nice=100"], "write an option of sbatch as --sbatch --nice=100"),
     (["--study", "demo", "--"], "-- needs a command after it"),
     (["--study", "demo", "--sbatch", "oops"], "'oops'"),
+    (["--study", "demo", "--dataset", "folder:/none"], "/none: no such directory of images"),
     # What a person types wrongly, with the right form.
     (["--gpu", "1"], "did you mean '--gpus'?"),
     (["-N", "2"], "or as NODESxRANKS: --gpus 2x4"),
@@ -118,6 +112,7 @@ def test_each_run_of_a_command_has_a_folder_of_its_own(logs: Path, capsys) -> No
         assert value(words, "--why") == "3" and Path(folder).parent == logs / "own"
         command = ["python", "-c0", f"--out={folder}/out", "{kept}", odd]
         assert words[words.index("--") + 1 :] == command
+    assert not logs.exists()
 
 
 def test_a_script_that_is_not_there_is_refused_for_slurm_too(capsys) -> None:

@@ -50,14 +50,6 @@ def test_a_submission_counts_until_its_job_has_started(plan: Plan) -> None:
     assert read_job(paths)["started"] == 300.0
 
 
-def test_a_run_that_failed_and_waits_for_its_next_start_is_pending(plan: Plan) -> None:
-    paths, run_id = run_of(plan), next(iter(plan.runs))
-    write_json(paths.job, {"started": 100.0, "ended": 110.0, "exit_code": 1, "pid": 1, "host": "x"})
-    assert States(plan).look()[run_id].status == "failed"
-    write_json(plan.paths.launcher, {**identify(os.getpid()), "key": "now", "run_ids": [run_id]})
-    assert States(plan).look()[run_id].status == "pending"
-
-
 @pytest.mark.parametrize(
     ("only", "started"), [(None, ["missing", *BAD_ENDS]), ("failed", ["failed"])]
 )
