@@ -104,21 +104,19 @@ def of_newest(tail: Tail, attempt: int | None) -> Tail:
     return replace(tail, lines=tail.lines[begin:])
 
 
-def went_on(tail: Tail, sign: Sign) -> bool:
-    """Whether training continued after a sign, which was then no end. Slurm's are final."""
-    if sign.of_scheduler:
-        return False
-    later = [n for n, text in tail.lines if n > sign.line and _EPOCH.search(text)]
-    return len(later) > 1  # one may have been under way on rank 0 as another rank fell
-
-
 def find_sign(tail: Tail) -> Sign | None:
-    """The line that best explains why the run ended: the strongest sign, the first of equals."""
+    """The line that best explains why the run ended: the strongest sign, the first of equals.
+
+    What training went on after was no end, except by Slurm's word, which is final.
+    """
     return max(_signs(tail.lines), key=lambda sign: sign.strength, default=None)
 
 
 def _signs(lines: list[tuple[int, str]]) -> Iterator[Sign]:
     texts = [ANSI.sub("", text).rstrip("\r") for _, text in lines]
+    epochs = [index for index, (_, text) in enumerate(lines) if _EPOCH.search(text)]
+    # The last one may have been under way on rank 0 as another rank fell.
+    went_on_to = epochs[-2] if len(epochs) > 1 else 0
     skip: set[int] = set()
     timed_out = False  # then srun kills those for which the others have waited
     for index, (number, text) in enumerate(lines):
@@ -126,10 +124,14 @@ def _signs(lines: list[tuple[int, str]]) -> Iterator[Sign]:
             continue
         if _TRACEBACK in text:
             prefix, body, end = _exception(texts, index, skip)
+            if end < went_on_to:
+                continue
             timed_out = timed_out or "imed out" in body or "timeout" in body
             yield _judge(prefix, body, clean(texts[end]), lines[end][0])
         elif row := next((row for row in _LINES if row[3].search(text)), None):
             strength, status, reason, _ = row
+            if index < went_on_to and strength != _CAUSE:
+                continue
             if reason == "killed" and timed_out:
                 strength = _ECHO
             shown = clean(text)

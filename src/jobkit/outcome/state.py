@@ -25,7 +25,7 @@ from jobkit.metric import reader
 from jobkit.metric.kinds import Record
 from jobkit.metric.reader import Rejected
 from jobkit.outcome import evidence
-from jobkit.outcome.evidence import Sign, clean, find_sign, of_newest, went_on, with_hint
+from jobkit.outcome.evidence import Sign, clean, find_sign, of_newest, with_hint
 from jobkit.outcome.logs import Tail, open_log, read_tail
 from jobkit.outcome.slurm_jobs import GONE, Job, cluster
 from jobkit.paths import RunPaths, StudyPaths, read_json
@@ -265,7 +265,7 @@ def _verdict(facts: Facts, code: int | None) -> tuple[str, ...]:
         status = "cancelled" if end.exit_code in requested else recorded.status
         reason = recorded.reason or "the run recorded status failed"
         return status, reason, recorded.text, end.file
-    if strongest and not went_on(*strongest):
+    if strongest:
         return _by_sign(facts, *strongest)
     if job and code is not None:
         return *_by_exit_code(code), *_last_line(facts)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobkit.outcome import logs
-from jobkit.outcome.evidence import START_MARK, clean, find_sign, of_newest, went_on, with_hint
+from jobkit.outcome.evidence import START_MARK, clean, find_sign, of_newest, with_hint
 from jobkit.outcome.logs import Tail, read_tail
 
 HEAD = "Traceback (most recent call last):"
@@ -77,10 +77,11 @@ def test_what_srun_kills_after_a_timeout_is_no_cause() -> None:
 
 
 def test_a_fault_that_training_survived_was_no_end() -> None:
-    lines = (HEAD, "  File", "ValueError: boom", EPOCH, EPOCH)
-    sign = find_sign(tail(*lines))
-    assert sign is not None and went_on(tail(*lines), sign)
-    assert not went_on(tail(*lines[:4]), sign)
+    handled = (HEAD, "  File", "TimeoutError: timed out", EPOCH, EPOCH)
+    killed = "srun: error: n1: task 0: Killed"
+    assert reason(*handled) == "" and "Killed" in reason(*handled, EXITED, killed)
+    assert "timed out" in reason(*handled[:4]) and "timed out" in reason(*handled[:4], killed)
+    assert "oom_kill" in reason("slurmstepd: error: Detected 1 oom_kill event", EPOCH, EPOCH)
 
 
 def test_only_the_newest_start_counts() -> None:
