@@ -262,7 +262,7 @@ class Meter(Guarded):
             self._waits = now
         wall, times = now - self._begin, self._times
         warm = self.steps <= self._warmup
-        on_device = self._events.times_s((wall - self._paused) / len(times))
+        on_device = self._events.times_s(wall / len(times))
         self._write(
             "window",
             step=self.steps,

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -102,6 +103,16 @@ def test_events_that_cannot_be_read_end_nothing(tmp_path: Path, meter, device) -
     steps(meter, device, *[1.0] * 4)
     meter.close()
     assert meter.on and window(tmp_path)["steps"] == 2 and "step_p50_s" not in window(tmp_path)
+
+
+def test_events_of_a_stream_that_does_nothing_are_no_times(tmp_path: Path, meter, device) -> None:
+    """Nor where the window has a pause, which is in none of its times."""
+    steps(meter, device, *[0.0] * 4)
+    meter.pause()
+    time.sleep(0.02)
+    meter.resume()
+    meter.close()
+    assert window(tmp_path)["paused_s"] >= 0.02 and "step_p50_s" not in window(tmp_path)
 
 
 def test_a_gpu_that_the_program_does_not_use_is_not_asked(
