@@ -27,8 +27,6 @@ examples:
   hpc/minicluster down                      end the cluster and remove all its files
 
   sudo hpc/minicluster up --netns           each node with its own address and host name
-  hpc/minicluster kill n2 --jobs            power loss of a node; kill n2: only its slurmd
-  hpc/minicluster start n2                  restart its slurmd
   hpc/minicluster up --dir /tmp/second      a second cluster beside the first
 
 exit codes: 0 ok; 1 failed, or a daemon does not run; 2 wrong usage, or missing packages
@@ -38,8 +36,6 @@ COMMANDS = {
     "status": "state of nodes and daemons; exit code 1 if a daemon does not run",
     "env": 'shell lines for eval "$(hpc/minicluster env)"',
     "down": "end the cluster and delete its folder",
-    "kill": "SIGKILL a node's slurmd",
-    "start": "restart a killed slurmd",
 }
 SIZES = {  # option: Cluster's field, limits, and help
     "nodes": ("nodes", 1, MAX_NODES, "nodes, n1 to nN"),
@@ -78,11 +74,6 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     for name, text in SWITCHES.items():
         new["up"].add_argument(f"--{name}", action="store_true", help=text)
-    for name in ("kill", "start"):
-        new[name].add_argument("node", metavar="NODE")
-    new["kill"].add_argument(
-        "--jobs", action="store_true", help="also kill all other processes on the node"
-    )
     return top
 
 
@@ -116,7 +107,7 @@ def status(root: Path) -> int:
     for name in cluster.node_names:
         print(f"{name}: {shown.get(name, 'unknown')}")
     if lost:
-        print(f"daemons not running: {', '.join(lost)}; restart a node: hpc/minicluster start NODE")
+        print(f"daemons not running: {', '.join(lost)}")
         print("start from scratch: hpc/minicluster up")
     elif own:
         print("daemons: all running")
@@ -137,10 +128,6 @@ def run(args: argparse.Namespace) -> int:
                 print(f"export {name}={shlex.quote(value)}")
         case "down":
             print(f"down: {root}" if clusters.down(root) else f"no cluster in {root}")
-        case "kill":
-            print(clusters.kill(root, args.node, args.jobs))
-        case "start":
-            print(clusters.start(root, args.node))
     return Exit.OK
 
 

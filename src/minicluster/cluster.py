@@ -97,15 +97,12 @@ def up(cluster: Cluster, say: Callable[[str], None]) -> Cluster:
         machine.check(cluster)
         check_folder(root)
         current = Cluster.load(root)
-        if current and not dead(root, daemon_names(current)):
-            if current.asked() != cluster.asked():
+        if current:
+            if not dead(root, daemon_names(current)):
                 raise NotStarted(
-                    f"a cluster with other options is up in {root}; "
+                    f"a cluster is up in {root}; "
                     "end it first (hpc/minicluster down), or choose another --dir"
                 )
-            say("it was up already")
-            return current
-        if current:
             say("the previous cluster has crashed; removing its remains")
         with on_signals(_interrupt):
             take_down(root)
@@ -196,37 +193,6 @@ def take_down(root: Path) -> None:
             elif path.name != STATE_FILE:  # the last: half a folder is still known as ours
                 path.unlink()
         shutil.rmtree(root)
-
-
-def kill(root: Path, node: str, jobs: bool) -> str:
-    """SIGKILL a node's slurmd; return what was done, in one line.
-
-    jobs: all processes on the node too, as after a power loss. Raises UsageError.
-    """
-    with locked(root):
-        check_node(running(root), node)
-        daemon = f"slurmd.{node}"
-        if dead(root, [daemon]):
-            raise NotStarted(f"{node} is not running; start it: hpc/minicluster start {node}")
-        count = end(root, 0.0, lambda m: m.node == node and (jobs or m.name == daemon))
-        return f"killed: {daemon}" + f" and {count - 1} processes on it" * jobs
-
-
-def start(root: Path, node: str) -> str:
-    """Start a node's slurmd that was killed, as `up` did; return what was done."""
-    with locked(root):
-        cluster = running(root)
-        check_node(cluster, node)
-        if not dead(root, [f"slurmd.{node}"]):
-            return f"{node} is already running"
-        Starter(cluster).restart(node)
-        return f"started: slurmd.{node}"
-
-
-def check_node(cluster: Cluster, node: str) -> None:
-    """Raise UsageError for a name that is no node's."""
-    if node not in (names := cluster.node_names):
-        raise UsageError(f"{node}: no such node; there are {names[0]} to {names[-1]}")
 
 
 def _interrupt(signum: int, _frame: FrameType | None) -> None:

@@ -51,10 +51,6 @@ class Cluster:
     def save(self) -> None:
         write_json(self.root / STATE_FILE, {k: v for k, v in vars(self).items() if k != "root"})
 
-    def asked(self) -> dict[str, object]:
-        """What the user asked for."""
-        return {k: v for k, v in vars(self).items() if k not in ("base_port", "subnet")}
-
     @property
     def node_names(self) -> list[str]:
         return [f"n{index}" for index in range(1, self.nodes + 1)]

@@ -52,19 +52,9 @@ class Starter:
         # A slurmd that does not find it at once tries again only a second later.
         address = (self.cluster.control_address, self.cluster.base_port)
         self._wait("slurmctld", lambda: _accepts(socket.AF_INET, address))
-        self._start_slurmds(self.cluster.node_names)
+        self.start_slurmds(self.cluster.node_names)
         idle = dict.fromkeys(self.cluster.node_names, "idle")
         self._wait("the nodes", lambda: node_states(self.root) == idle, 0.05)
-
-    def restart(self, node: str) -> None:
-        """Start a node's slurmd again as it was, and wait until Slurm has the node."""
-        self._start_slurmds([node])
-
-        def serves() -> bool:
-            shown = node_states(self.root).get(node, "down")
-            return not shown.startswith(("down", "drain")) and "*" not in shown  # *: no answer
-
-        self._wait(node, serves, 0.2)
 
     def _start_database(self) -> None:
         (self.root / "db" / "mysql").mkdir(parents=True)
@@ -104,7 +94,7 @@ class Starter:
         self._wait(name, lambda: self._output(name).read_text().startswith("ready"), 0.01)
         return pid
 
-    def _start_slurmds(self, nodes: list[str]) -> None:
+    def start_slurmds(self, nodes: list[str]) -> None:
         holders = {member.name: member.pid for member in members(self.root)}
         for node in nodes:
             words = ["slurmd", "-D", "-N", node, "-f", f"{self.root}/slurm.conf"]

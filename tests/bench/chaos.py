@@ -24,10 +24,11 @@ from pathlib import Path
 from bench import ROOT
 
 sys.path.insert(0, str(ROOT / "src"))
+sys.path.insert(0, str(ROOT / "tests"))
 
-from jobkit.errors import UsageError
 from jobkit.processes import environments
 from minicluster import cluster as clusters
+from support import nodes
 
 STUDY = ["--study", "demo", "--strategies", "ddp", "--gpus", "2x1", "--threads", "1"]
 STUDY += ["--train-samples", "2000", "--test-samples", "256", "--global-batch-size", "64"]
@@ -65,11 +66,10 @@ class Monkey(threading.Thread):
     def _node(self) -> None:
         """A node goes with all that runs on it, and is back a few seconds later."""
         node = f"n{self.draw.randint(1, 4)}"
-        with contextlib.suppress(UsageError):
-            clusters.kill(self.root, node, jobs=True)
-            self.nodes, self.left = self.nodes + 1, self.left - 1
+        nodes.kill(self.root, node, jobs=True)
+        self.nodes, self.left = self.nodes + 1, self.left - 1
         self.stopped.wait(self.draw.uniform(1, 30))
-        clusters.start(self.root, node)
+        nodes.start(self.root, node)
 
 
 def ranks_of(root: Path) -> list[int]:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from jobkit.outcome.state import run_state
+from support import nodes
 from support.checkout import TINY, Checkout, records
 from support.place import until
 
@@ -28,8 +29,7 @@ def test_a_run_survives(cluster, kit: Checkout, what: str, request) -> None:
     if what == "link":
         cluster.link(node, "down")
     else:
-        broken = cluster.door("kill", node, *["--jobs"] * (what == "node"))
-        assert broken.returncode == 0, broken.stderr
+        assert nodes.kill(cluster.root, node, jobs=what == "node")
     try:
         if what == "slurmd":
             until(lambda: len(paths.attempt_numbers()) == 2, "the next attempt")
@@ -40,8 +40,7 @@ def test_a_run_survives(cluster, kit: Checkout, what: str, request) -> None:
             cluster.link(node, "up")
             cluster.run("scontrol", "update", f"nodename={node}", "state=resume")
         else:
-            mended = cluster.door("start", node)
-            assert mended.returncode == 0, mended.stderr
+            nodes.start(cluster.root, node)
     if run_state(paths).status != "ok":  # its ranks failed before Slurm missed the node
         again = kit.bench(cluster, "--name", what, "--no-collect", *words)
         assert again.returncode == 0, again.stdout
