@@ -7,8 +7,10 @@ is not certain is not judged: a column of another quantity, a cell with more tha
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from itertools import accumulate, groupby
+from typing import NamedTuple
 
 from jobkit.errors import Exit, Parser, UsageError, command
 from jobkit.files import read_text
@@ -25,17 +27,16 @@ exit codes:
   2  wrong usage: a file that cannot be read, or no claim in it that can be judged
   4  a claim does not follow
 """
-_NUMBER = r"\d[\d,.' \u00a0\u202f]*\d|\d"
 _SECONDS = {"us": 1e-6, "\u00b5s": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "second": 1.0}
 _SECONDS |= {"min": 60.0, "minute": 60.0, "h": 3600.0, "hr": 3600.0, "hour": 3600.0}
 _UNIT = "|".join(sorted(_SECONDS, key=len, reverse=True))
 _CELL = re.compile(
-    rf"(?P<value>{_NUMBER})(?P<scale>[kMG])?\s?(?P<unit>x|\u00d7|%|(?:{_UNIT})s?(?![a-z]))?"
+    r"(?P<value>\d[\d,.' \u00a0\u202f]*\d|\d)(?P<scale>[kMG])?"
+    rf"\s?(?P<unit>x|\u00d7|%|(?:{_UNIT})s?(?![a-z]))?"
     r"(?:\s?[a-zA-Z]+\s?/\s?\w+)?(?:\s*[\[(][^\])]*[\])])?"
 )
-_SCALES = {None: 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
 _SIZE = r"^(?:#|number of|no\. of|num)?[ _]*(?:{})s?(?: \(#\))?$"
-_PER_S = r"(?:/|\bper[ _]|_per_)\s?(?:s|sec|ms|second|min|hour|h)\b"
+_RULE = re.compile(r"\s*[|:+=-][\s|:+=-]*|\s*\\(?:hline|\w*rule(?:\{.*\})?)\s*")
 # A head with one of these tells nothing of the scaling; else the first that is found is its role.
 _OTHER = (
     r"ideal|theor|statistic|\$|expect|target|cost|loss|accura|utili|overhead|std|energy|power|memory|"
@@ -43,46 +44,41 @@ _OTHER = (
     r"_(?:low|high)(?:_|\b)|\b(?:low|upp)er|\b(?:min|max)(?:imum)?$|\bci\b|forecast|predict"
 )
 _ROLES = (
+    ("", r"speed[ _-]?up.*\(.*(?: - | to ).*\)"),  # of one precision over another, say
     ("gpus", _SIZE.format("gpu|rank|process|processes|device|worker|accelerator|world[ _]size")),
     ("nodes", _SIZE.format("node|machine|host")),
     ("cores", _SIZE.format("core|cpu|thread")),
     ("efficiency", r"efficien"),
     ("speed_up", r"speed[ _-]?up"),
     ("scaling", r"\bscaling\b"),
-    ("rate", rf"throughput|\brate\b|{_PER_S}"),
+    ("rate", r"throughput|\brate\b|(?:/|\bper[ _]|_per_)\s?(?:s|sec|ms|second|min|hour|h)\b"),
     ("time", rf"time|wall|elapsed|duration|latency|\b(?:{_UNIT})s?\b"),
 )
-_OF_TWO = r"speed[ _-]?up.*\(.*(?: - | to ).*\)"  # of one precision over another, say
 _PER_RANK = r"(?:/|per[ _-]?)\s?(?:gpu|node|rank|device|core)"
 _PER_STEP = r"\b(?:it|iter\w*|steps?|batch\w*)\s?/"
-_UNITS = {"speed_up": "x", "efficiency": " %"}
-_ONE = {"speed_up": 1.0, "efficiency": 100.0}
+_CLAIMS = {"speed_up": ("x", 1.0), "efficiency": (" %", 100.0)}  # unit, and the base's own value
+_UNJUDGED = "no times or rates that are certainly its own, or not those of its base"
 
 
-@dataclass(frozen=True)
-class Number:
+class Number(NamedTuple):
     """A number as it is written, and the interval of the values that would be written so."""
 
     text: str
     low: float
+    middle: float
     high: float
 
-    @property
-    def middle(self) -> float:
-        return (self.low + self.high) / 2
 
-
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """The numbers of a column, in the order of the rows; None where a cell has not one alone."""
 
     role: str
     head: str
+    words: set[str]  # of the head
     numbers: list[Number | None]
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """A claim as it is written, whether it follows (None: not judged), and by what, or why not."""
 
     line: int
@@ -101,7 +97,7 @@ def number(cell: str, head: str = "", role: str = "") -> Number | None:
     of_thousands = re.fullmatch(r"[1-9]\d{0,2},\d{3}", whole)
     if marks and not of_thousands and (len(marks) == 1 or len({*marks}) > 1):
         whole, _, rest = whole.rpartition(marks[-1])
-    scale, text = _SCALES[found["scale"]], cell.strip(" *$")
+    scale, text = {"k": 1e3, "M": 1e6, "G": 1e9}.get(found["scale"], 1.0), cell.strip(" *$")
     if role == "time":
         words = [found["unit"] or "", *re.split(r"[^\w\u00b5]+|_", head.lower())[::-1]]
         units = [_SECONDS.get(w) or _SECONDS.get(w.removesuffix("s")) for w in words]
@@ -111,29 +107,21 @@ def number(cell: str, head: str = "", role: str = "") -> Number | None:
     half, value = 10.0 ** -len(rest) / 2, float(f"{re.sub('[.,]', '', whole)}.{rest}")
     if role == "efficiency" and "%" not in head + text and value <= 3:  # a share of 1
         text, scale = f"{text} (of 1)", 100.0
-    return Number(text, (value - half) * scale, (value + half) * scale)
+    return Number(text, (value - half) * scale, value * scale, (value + half) * scale)
 
 
 def check(text: str) -> list[Verdict]:
     """Every speed-up and efficiency of the tables of a text, with the lines counted from 1."""
-    verdicts, block, way = list[Verdict](), list[tuple[int, list[str]]](), ""
-    for i, line in enumerate([*text.splitlines(), ""], 1):
-        how, cells = _cells(line, way)
-        if block and (how != way or (cells and len(cells) != len(block[0][1]))):
-            verdicts += _judged(block)
-            block = []
-        way = how
-        if cells:
-            block.append((i, cells))
-    return verdicts
+    lines = enumerate(text.splitlines(), 1)
+    rows = [(i, *_cells(line)) for i, line in lines if not _RULE.fullmatch(line)]
+    blocks = groupby(rows, key=lambda row: (row[1], len(row[2])))
+    tables = [[(i, cells) for i, _, cells in block] for (how, _), block in blocks if how]
+    return [verdict for table in tables for verdict in _judged(table)]
 
 
-def _cells(line: str, way: str) -> tuple[str, list[str]]:
-    """How a line divides its cells, and these; a rule goes on with the table above."""
-    if re.fullmatch(r"[\s|:+=-]+|\s*\\(?:hline|\w*rule(?:\{.*\})?)\s*", line) and line.strip():
-        return way, []
-    stacked = r"\\shortstack(?:\[\w\])?\{([^{}]*)\}"  # a head of several lines
-    line = re.sub(stacked, lambda head: head[1].replace("\\\\", " "), line)
+def _cells(line: str) -> tuple[str, list[str]]:
+    """How a line divides its cells, and these."""
+    line = re.sub(r"\\shortstack(?:\[\w\])?\{([^{}]*)\}", lambda m: m[1].replace("\\\\", " "), line)
     if re.search(r"(?<!\\)&", line) and "\\\\" in line:
         plain = re.sub(r"\\(?:text\w\w|mathbf|hline|\w*rule)\b|\\\\.*|[{}$]", "", line)
         cells = re.split(r"(?<!\\)&", plain.replace("\\times", "x"))
@@ -143,17 +131,13 @@ def _cells(line: str, way: str) -> tuple[str, list[str]]:
         return "|", [re.sub(r"\*\*|`|<[^>]*>|\\(?=\W)", "", c).strip() for c in cells]
     for mark in ("\t", ";", ","):
         if line.count(mark) and not re.search(rf"{mark} \w+ \w+ ", line):
-            try:
-                return mark, [c.strip() for c in next(csv.reader([line], delimiter=mark))]
-            except csv.Error:  # a field of more characters than a cell has
-                return "", []
+            return mark, [c.strip() for c in next(csv.reader([line], delimiter=mark))]
     cells = re.split(r"\s{2,}", line.strip())
     return ("  ", cells) if len(cells) > 1 else ("", [])
 
 
 def _role(head: str) -> str | None:
-    bare = re.sub(r"[(\[].*?[)\]]", "", head)
-    if re.search(_OTHER, bare, re.I) or re.search(_OF_TWO, head, re.I):
+    if re.search(_OTHER, re.sub(r"[(\[].*?[)\]]", "", head), re.I):
         return ""
     return next((role for role, words in _ROLES if re.search(words, head, re.I)), None)
 
@@ -162,8 +146,7 @@ def _judged(block: Sequence[tuple[int, list[str]]]) -> Iterator[Verdict]:
     """The claims of a table: the line and the cells of its heads, then of each row."""
     (_, heads), *body = block
     columns, series, counts = list[Column](), [""] * len(body), list[list[str]]()
-    for i, head in enumerate(heads):
-        texts = [cells[i] for _, cells in body]
+    for head, *texts in zip(heads, *(cells for _, cells in body), strict=True):
         role = _role(head)
         if role is None:  # TF32 | 1078 img/s
             role = _role(next((t for t in texts if t[:1].isdigit()), ""))
@@ -173,97 +156,76 @@ def _judged(block: Sequence[tuple[int, list[str]]]) -> Iterator[Verdict]:
             most = max((n.high for n in numbers if n), default=0.0)
             role = "speed_up" if most > 1.2 else "efficiency"
         if role and any(numbers):
-            columns.append(Column(role, head, numbers))
+            words = {*re.findall(r"[a-z]+\d*", head.lower())}
+            columns.append(Column(role, head, words, numbers))
         elif any(re.search("[a-z]", t, re.I) and not number(t) for t in texts):
-            last = ""
-            for row, text in enumerate(texts):
-                last = text.lower() or last
-                series[row] += f" {last}"
+            filled: Iterator[str] = accumulate(texts, lambda last, t: t or last)  # empty: as above
+            series = [f"{s} {t.lower()}" for s, t in zip(series, filled, strict=True)]
         else:
             counts.append(texts)
     size = next((c for unit in ("gpus", "nodes", "cores") for c in columns if c.role == unit), None)
     if size is None:
         return
     for texts in counts:  # as a batch per GPU, where it tells rows of one size apart
-        places = [(s, n and n.low) for s, n in zip(series, size.numbers, strict=True)]
-        if len({*places}) < len(places):
+        places = {(s, n and n.low) for s, n in zip(series, size.numbers, strict=True)}
+        if len(places) < len(series):
             series = [f"{s} {t}" for s, t in zip(series, texts, strict=True)]
-    for claims in (column for column in columns if column.role in _UNITS):
-        evidence = _evidence(columns, claims)
-        for row, claim in enumerate(claims.numbers):
-            if claim is None:
-                continue
+    for claims in (column for column in columns if column.role in _CLAIMS):
+        evidence, (unit, one) = _evidence(columns, claims), _CLAIMS[claims.role]
+        for row, claim in ((i, claim) for i, claim in enumerate(claims.numbers) if claim):
             same = [i for i, name in enumerate(series) if name == series[row]]
-            found, why = list[Number](), "no times or rates that are certainly its own"
-            for column in evidence:
-                readings, why = _readings(size, claims, column, same, row)
-                found += readings
-            said = claim.text + _UNITS[claims.role] * claim.text[-1].isdigit()
+            found = [n for c in evidence for n in _readings(size, claims, c, same, row)]
+            said = claim.text + unit * claim.text[-1].isdigit()
             if found:  # of two readings the one that the claim is nearest to
                 near = min(found, key=lambda n: abs(n.middle - claim.middle))
-                high = claim.high + (claim.high - claim.low) / 2  # a value may be rounded or cut
-                low = claim.low * (1 - 1e-9)
-                meets = any(low <= n.high and n.low <= high * (1 + 1e-9) for n in found)
+                # A value may be rounded or cut.
+                low, high = claim.low, (claim.high + (claim.high - claim.low) / 2) * (1 + 1e-9)
+                meets = any(low <= n.high * (1 + 1e-9) and n.low <= high for n in found)
                 yield Verdict(body[row][0], said, meets, near.text)
-            elif why:  # else it is the base itself, which claims nothing
-                yield Verdict(body[row][0], said, None, why)
+            elif not claim.low <= one <= claim.high:  # else it is a base, which claims nothing
+                yield Verdict(body[row][0], said, None, _UNJUDGED)
 
 
 def _evidence(columns: Sequence[Column], claim: Column) -> list[Column]:
     """The columns of times and rates that a claim is of; of several of a kind, by their heads."""
-
-    def words(column: Column) -> set[str]:
-        return {*re.findall(r"[a-z]+\d*", column.head.lower())}
-
     evidence = []
-    alone = sum(c.role == claim.role for c in columns) == 1
+    alone = [c.role for c in columns].count(claim.role) == 1
     for role in ("time", "rate"):
         own = [c for c in columns if c.role == role]
         if len(own) > 1 or not alone:
-            others = [[words(o) for o in own if o is not c] for c in own]
-            pairs = zip(own, others, strict=True)
-            own = [c for c, rest in pairs if words(c).difference(*rest) & words(claim)]
+            often = Counter(word for c in own for word in c.words)
+            own = [c for c in own if any(often[word] == 1 for word in c.words & claim.words)]
         evidence += own if len(own) == 1 else []
     return evidence
 
 
 def _readings(
     sizes: Column, claims: Column, column: Column, same: Sequence[int], row: int
-) -> tuple[list[Number], str]:
-    """The values of a row's claim by a column of times or rates; else why there are none.
-
-    same: the rows of its series. Neither for the base itself.
-    """
-    kind, known = claims.role, dict[int, tuple[float, Number | None, Number]]()
-    for i in same:
-        n, x = sizes.numbers[i], column.numbers[i]
-        if n and x and x.low > 0:
-            known[i] = n.middle, claims.numbers[i], x
-    least = min((n for n, _, _ in known.values()), default=0.0)
-    if row not in known or least <= 0:
-        return [], "no size with a time or a rate beside it"
-    bases = [(c, x) for n, c, x in known.values() if n == least]
-    strange = any(c and not c.low <= _ONE[kind] <= c.high for c, _ in bases)
-    if strange or len(bases) == len(known):
-        return [], "relative to a run that is not in its table"
-    at, _, this = known[row]
-    if at == least:
-        return [], ""
-    one = Number(bases[0][1].text, min(x.low for _, x in bases), max(x.high for _, x in bases))
-    up, down = (one, this) if column.role == "time" else (this, one)
+) -> Iterator[Number]:
+    """The values of a row's claim by times or rates; none without its base in the same rows."""
+    unit, one = _CLAIMS[claims.role]
+    pairs = ((i, sizes.numbers[i], column.numbers[i]) for i in same)
+    known = {i: (n.middle, x) for i, n, x in pairs if n and x and n.low > 0 and x.low > 0}
+    least = min((n for n, _ in known.values()), default=0.0)
+    bases = [i for i, (n, _) in known.items() if n == least]
+    if row not in known or row in bases or len(bases) > 1:
+        return
+    if (own := claims.numbers[bases[0]]) and not own.low <= one <= own.high:
+        return  # relative to a run that is not in its table
+    (at, this), base = known[row], known[bases[0]][1]
+    up, down = (base, this) if column.role == "time" else (this, base)
     # Whether the work grew with the ranks: a time or a rate of steps may be of strong or of weak
     # scaling, and a right claim meets one of the two.
     either = column.role == "time" or re.search(_PER_STEP, column.head, re.I)
     grows = (False, True) if either else (bool(re.search(_PER_RANK, column.head, re.I)),)
-    readings, grown = [], at / least
+    grown, is_share = at / least, claims.role == "efficiency"
     for more in grows:
-        factor = (grown if more else 1.0) * (100 / grown if kind == "efficiency" else 1)
+        factor = (grown if more else 1.0) * (100 / grown if is_share else 1)
         low, high = factor * up.low / down.high, factor * up.high / down.low
-        how = f"{up.text} / {down.text}" + f" x {grown:g}" * more
-        how += f" / {grown:g}" * (kind == "efficiency")
-        how += f" = {(low + high) / 2:.4g}{_UNITS[kind]} [{low:.4g}, {high:.4g}]"
-        readings.append(Number(how, low, high))
-    return readings, ""
+        middle = (low + high) / 2
+        how = f"{up.text} / {down.text}" + f" x {grown:g}" * more + f" / {grown:g}" * is_share
+        how += f" = {middle:.4g}{unit} [{low:.4g}, {high:.4g}]"
+        yield Number(how, low, middle, high)
 
 
 @command
@@ -275,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     file = parser.parse_args(argv).file
     try:
         verdicts = check(read_text(file))
-    except (OSError, UnicodeDecodeError, UsageError) as error:
+    except (OSError, UnicodeDecodeError, UsageError, csv.Error) as error:
         raise UsageError(f"{file}: {getattr(error, 'strerror', None) or error}") from None
     for v in verdicts:
         if not v.follows:
