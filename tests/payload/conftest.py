@@ -1,25 +1,41 @@
 """Fixtures of the payload's tests: quick ranks, and real launches."""
 
-import json
 import multiprocessing
 import os
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from multiprocessing import forkserver
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from jobkit.paths import RunPaths
+from support.cuts import write_models
+from support.forks import Forks, places
 from support.rigs import ROOT, RUN_SH, Result, Start, environment, write_images
 
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with models of the user's own."""
+    return write_models(tmp_path_factory.mktemp("own"))
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[dist.ProcessGroup]:
+    """A process group of this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="session")
@@ -35,29 +51,19 @@ def fork_server() -> None:
 
 
 @pytest.fixture(scope="session")
-def _forge() -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        [sys.executable, str(ROOT / "tests" / "support" / "forge.py")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        # One thread for those of Gloo too, in which PowerSGD computes: torch is imported before the
-        # payload's main could say so. Tests of the same bits with it give --threads 1.
-        env=environment(
-            PYTHONPATH=f"{ROOT / 'src'}:{ROOT / 'tests'}", PYTHONUNBUFFERED="1", OMP_NUM_THREADS="1"
-        ),
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        yield process
-        assert process.stdin is not None
-        process.stdin.close()
+def _forks() -> Iterator[Forks]:
+    # One thread for those of Gloo too, in which PowerSGD computes: torch is imported before the
+    # payload's main could say so. Tests of the same bits with it give --threads 1.
+    path = f"{ROOT / 'src'}:{ROOT / 'tests'}"
+    env = environment(PYTHONPATH=path, PYTHONUNBUFFERED="1", OMP_NUM_THREADS="1")
+    # What fully_shard and the models would import, a second each time.
+    made = Forks("torch._dynamo", "torchvision.models", "jobkit.payload.run", env=env)
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")
-def forge(
-    _forge: subprocess.Popen[str], data_dir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Start:
+def forge(_forks: Forks, data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Start:
     """Run the payload's main at some ranks, without a launcher: forge(2, "--strategy", "ddp").
 
     JOBKIT_TEST_DEVICE: the device of tests that name none. Whatever the device, the same bits.
@@ -65,20 +71,22 @@ def forge(
     device = os.environ.get("JOBKIT_TEST_DEVICE", "")
     on_device = ["--device", device, *(["--deterministic"] * (device == "cuda"))] if device else []
 
-    def start(world: int, *words: str, run_dir: Path | None = None, **request: Any) -> Result:
+    def start(
+        world: int,
+        *words: str,
+        run_dir: Path | None = None,
+        cwd: Path = ROOT,
+        env: Mapping[str, str] = MappingProxyType({}),
+        timeout_s: float = 900.0,
+    ) -> Result:
         if device == "cuda" and world > torch.cuda.device_count():
             pytest.skip(f"needs {world} GPUs")
         folder = run_dir or tmp_path_factory.mktemp("forge") / "run"
-        out = tmp_path_factory.mktemp("out") / "rank"
-        argv = ["--data-dir", str(data_dir), *on_device, *words, "--run-dir", str(folder)]
-        content = {"world": world, "argv": argv, "out": str(out), **request}
-        assert _forge.stdin is not None
-        assert _forge.stdout is not None
-        _forge.stdin.write(json.dumps(content) + "\n")
-        _forge.stdin.flush()
-        codes = json.loads(_forge.stdout.readline())
-        texts = [Path(f"{out}.{rank}").read_text() for rank in range(world)]
-        return Result(codes, "".join(texts), RunPaths(folder))
+        out = tmp_path_factory.mktemp("out")
+        argv = ["-m", "jobkit.payload.main", "--data-dir", str(data_dir), *on_device, *words]
+        ranks = [({**env, **place}, *[out / place["RANK"]] * 2) for place in places(world)]
+        codes = _forks.fork([*argv, "--run-dir", str(folder)], cwd, ranks, timeout_s)
+        return Result(codes, "".join(file.read_text() for *_, file in ranks), RunPaths(folder))
 
     return start
 

@@ -63,14 +63,6 @@ def test_the_order_changes_with_epoch_and_seed_only() -> None:
     assert len({tuple(order(e, s)) for e in range(3) for s in range(3)}) == 9
 
 
-def test_a_resumed_epoch_goes_on_after_the_samples_that_were_used() -> None:
-    whole, rest, last = (
-        [step.micro_batches[0].tolist() for step in Batches(10, 4, 0, 1, 1, 5).epoch(2, position)]
-        for position in (0, 4, 8)
-    )
-    assert rest == whole[1:] and last == whole[2:]
-
-
 @pytest.mark.parametrize(("padding", "reflect"), [(PADDING, False), (2, True)])
 def test_augmentation_is_the_plain_pad_crop_and_flip(padding: int, reflect: bool) -> None:
     images = torch.randint(0, 256, (50, 32, 32, 3), dtype=torch.uint8)
@@ -150,15 +142,6 @@ BATCH, CPU = 512, torch.device("cpu")
 
 def data_on(device: torch.device, samples: int) -> DeviceData:
     return DeviceData(synthetic(samples, 10), device, RunSpec(seed=4))
-
-
-def test_the_rig_sees_a_copy_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    with fake_gpu(monkeypatch), Operations() as seen:
-        torch.zeros(7).to(GPU)
-        torch.zeros(3, device=GPU).copy_(torch.zeros(3))
-        torch.zeros(7).to(GPU, non_blocking=True)
-        torch.zeros(3, device=GPU).copy_(torch.zeros(3), non_blocking=True)
-    assert seen.waits == ["_to_copy.default(7,)", "copy_.default(3,)"]
 
 
 def test_no_step_has_the_host_wait_for_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

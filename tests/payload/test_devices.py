@@ -78,13 +78,6 @@ def test_each_rank_has_a_gpu_of_its_own_or_all_have_none_or_they_are_named(
             agreed(found, wanted, on_slurm=on_slurm)
 
 
-def test_a_defective_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    FakeCuda(monkeypatch, "broken")
-    found = [gpu("GPU-a"), candidate("auto", RankEnv())]
-    with pytest.raises(UsageError, match=r"rank 1 on .*uncorrectable ECC error encountered.;"):
-        agreed(found, "auto", on_slurm=True)
-
-
 @pytest.mark.parametrize(
     ("error", "line"),
     [
@@ -173,17 +166,19 @@ def test_dp_drives_all_gpus_that_it_sees(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [DP(RunSpec(strategy="dp"), RankEnv(), d).devices for d in (GPU, CPU)] == [4, 1]
 
 
-@pytest.mark.parametrize(("device", "chosen"), [(GPU, [GPU]), (CPU, []), (None, [])])
-def test_the_checkpoint_thread_is_on_the_ranks_gpu(
-    monkeypatch: pytest.MonkeyPatch, device: torch.device | None, chosen: list[torch.device]
+@pytest.mark.parametrize(("device", "asked"), [(GPU, None), (CPU, True), (CPU, None)])
+def test_checkpoints_are_written_by_a_thread_on_the_ranks_gpu(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device, asked: bool | None
 ) -> None:
-    cuda, how = FakeCuda(monkeypatch), {"keep": 1, "background": True, "device": device}
+    """On a CPU where that is asked for."""
+    cuda, spec = FakeCuda(monkeypatch), RunSpec(checkpoint_async=asked)
     monkeypatch.setattr(dist, "get_rank", lambda _: 0)
     monkeypatch.setattr(dist, "get_world_size", lambda _: 1)
-    writer = checkpoint.Checkpoints(RunPaths(Path("x")), 0, None, None, **how)  # type: ignore[arg-type]
-    assert writer._thread
-    assert writer._thread.submit(lambda: 7).result(100) == 7
-    assert cuda.chosen == chosen
+    writer = checkpoint.Checkpoints(RunPaths(Path("x")), 0, None, None, spec, device)  # type: ignore[arg-type]
+    assert (writer._thread is not None) is (asked or device == GPU)
+    if writer._thread:
+        assert writer._thread.submit(lambda: 7).result(100) == 7
+    assert cuda.chosen == [GPU] * (device == GPU)
 
 
 def test_the_state_of_the_gpu_is_that_of_its_uuid(

@@ -18,8 +18,8 @@ from jobkit.paths import RunPaths, read_json
 from jobkit.payload import stop as stop_module
 from jobkit.payload.same_ranks import checksums, first_apart
 from jobkit.payload.stop import JobGuard
-from jobkit.spec.runspec import Every
-from support.cuts import PER_EPOCH, RUN, actions, kept, write_models
+from jobkit.spec.runspec import RunSpec
+from support.cuts import PER_EPOCH, RUN, actions, kept
 from support.rigs import ROOT, SMALL, Start, environment
 
 MAIN = (sys.executable, "-m", "jobkit.payload.main")
@@ -48,10 +48,9 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_models(tmp_path_factory.mktemp("own"))
-    (folder / "warned.py").write_text(WARNED)
-    return folder
+def warned(own: Path) -> Path:
+    (own / "warned.py").write_text(WARNED)
+    return own
 
 
 @pytest.mark.parametrize(
@@ -64,10 +63,10 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_a_signal_to_one_rank_stops_all(
-    forge: Start, own: Path, ranks: int, fault: str, warn: str, name: str, at: range
+    forge: Start, warned: Path, ranks: int, fault: str, warn: str, name: str, at: range
 ) -> None:
     words = (*RUN, "--model", "warned:model", "--strategy", "fsdp")
-    done = forge(ranks, *words, cwd=str(own), env={"JOBKIT_FAULT": fault, "WARN": warn})
+    done = forge(ranks, *words, cwd=warned, env={"JOBKIT_FAULT": fault, "WARN": warn})
     assert set(done.codes) == {0}, done.out
     (saved,) = [iteration for action, iteration in actions(done) if action == "saved"]
     assert saved in at and kept(done) == [f"{saved:08d}-0"]
@@ -77,9 +76,9 @@ def test_a_signal_to_one_rank_stops_all(
     assert (end["status"], end["reason"]) == ("preempted", outcome["reason"])
 
 
-def test_a_signal_in_the_last_evaluation_comes_too_late(forge: Start, own: Path) -> None:
+def test_a_signal_in_the_last_evaluation_comes_too_late(forge: Start, warned: Path) -> None:
     words = (*RUN, "--model", "warned:model")
-    done = forge(2, *words, cwd=str(own), env={"WARN": "evaluation 4"})
+    done = forge(2, *words, cwd=warned, env={"WARN": "evaluation 4"})
     assert done.codes == [0, 0], done.out
     outcome = done.outcome or {}
     assert (outcome["status"], outcome["exit_code"], kept(done)) == ("ok", 0, [])
@@ -158,7 +157,7 @@ def test_when_the_ranks_stop(
     """At one iteration; on GPUs not more than an eighth of the steps left later."""
     group, trainer = Lockstep(monkeypatch), trainer_at(steps, epoch)
     stops = [SimpleNamespace(signal="") for _ in range(WORLD)]
-    guards = [JobGuard(group=None, stop=stop, device=device) for stop in stops]  # type: ignore[arg-type]
+    guards = [JobGuard(RunSpec(), group=None, stop=stop, device=device) for stop in stops]  # type: ignore[arg-type]
     monkeypatch.setattr(JobGuard, "_act", lambda self, _, request: acted.append(request))
     at: list[int] = []
     while trainer.progress.iteration != steps and not at:
@@ -221,7 +220,7 @@ def test_the_rank_that_differs_is_named(
     forge: Start, tmp_path: Path, words: tuple[str, ...], code: int, line: str
 ) -> None:
     (tmp_path / "flips.py").write_text(FLIPS)
-    done = forge(2, *FLIP_RUN, "--strategy", *words, cwd=str(tmp_path))
+    done = forge(2, *FLIP_RUN, "--strategy", *words, cwd=tmp_path)
     assert done.codes == [code, code], done.out
     assert line in done.out and "Traceback" not in done.out
     outcome = done.outcome or {}
@@ -273,8 +272,8 @@ def test_a_checkpoint_that_several_ranks_wish_for_is_written_once(
             return True
 
         checkpoints.save = save
-        how: Any = {"checkpoints": checkpoints, "every": Every(seconds=1000.0)}
-        guards.append(JobGuard(group=None, stop=SimpleNamespace(signal=""), **how))  # type: ignore[arg-type]
+        how: Any = {"checkpoints": checkpoints, "stop": SimpleNamespace(signal="")}
+        guards.append(JobGuard(RunSpec(checkpoint_every="1000s"), group=None, **how))
     for iteration in range(1, 13):
         trainer.step()
         for rank, guard in enumerate(guards):

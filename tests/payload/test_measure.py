@@ -2,23 +2,19 @@
 
 import json
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from jobkit.analysis.collect.why import breakdown
 from jobkit.analysis.tables.frames import Row
-from jobkit.payload.batches import Batches, DeviceData, Step
-from jobkit.payload.data import synthetic
-from jobkit.payload.model import build_model
+from jobkit.payload.clock import StepWindows
 from jobkit.payload.place import RankEnv
 from jobkit.payload.report import Reporter
-from jobkit.payload.strategies.base import make_optimizer
 from jobkit.payload.strategies.ddp import _empty_in_fp32
-from jobkit.payload.strategies.local import Single
 from jobkit.payload.train import Clock, Trainer
 from jobkit.spec.runspec import RunSpec
 from support.cuts import final
@@ -80,7 +76,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(forge: Start, own: Path, ranks: int, *words: str, slow: str = "") -> Result:
     env = {"SLOW": slow, "SLEEP_S": str(SLEEP_S)}
     words = (*RUN, "--model", "slow_model:Model", *words)
-    done = forge(ranks, *words, cwd=str(own), env=env)
+    done = forge(ranks, *words, cwd=own, env=env)
     assert done.codes == [0] * ranks, done.out
     return done
 
@@ -148,42 +144,30 @@ def test_one_rank_alone_has_no_communication(forge: Start, own: Path) -> None:
     assert (done.paths.folder / "traces" / "why.rank0.json.gz").exists()
 
 
-COMPILING_S, STEP_S = 0.3, 0.002
-
-
-@pytest.mark.parametrize(("compiles", "images", "seconds"), [(True, 24, 0.0), (False, 27, 0.3)])
-def test_compiling_for_the_last_batch_is_not_timed(
-    monkeypatch: pytest.MonkeyPatch, compiles: bool, images: int, seconds: float
+@pytest.mark.parametrize(
+    ("device", "compiles", "benchmark", "excluded"),
+    [("cpu", True, False, 1), ("cuda", False, True, 1), ("cuda", False, False, 0),
+     ("cpu", False, True, 0)],
+)  # fmt: skip
+def test_the_first_iteration_of_a_batch_size_is_not_timed(
+    monkeypatch: pytest.MonkeyPatch, device: str, compiles: bool, benchmark: bool, excluded: int
 ) -> None:
-    """8 + 8 + 8 + 3 timed samples after two iterations of warm-up; the last 3 are another size."""
-    spec, cpu = RunSpec(strategy="single", model="mlp", warmup_iterations=2), torch.device("cpu")
-    strategy = Single(spec, RankEnv(), cpu)
-    strategy.setup(build_model(spec, 10))
-    trainer = Trainer(
-        spec=replace(spec, compile=compiles),
-        group=SimpleNamespace(place=RankEnv()),  # type: ignore[arg-type]
-        data=DeviceData(synthetic(43, 10), cpu, spec),
-        batches=Batches(43, 8, 0, 1, 1, 0),
-        strategy=strategy,
-        optimizer=make_optimizer(strategy),
-        report=Reporter(None, 0, 0),
-    )
-    sizes: set[int] = set()
+    """The model is compiled for it, or cuDNN tries its kernels; that of all is in the warm-up."""
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-
-    def step_and_compile(step: Step, epoch: int, clock: Clock) -> torch.Tensor:
-        now[0] += STEP_S if step.global_count in sizes else COMPILING_S
-        sizes.add(step.global_count)
-        clock.images += step.global_count
-        return torch.zeros(())
-
-    monkeypatch.setattr(trainer, "_train_step", step_and_compile)
-    trainer.train_epoch(0)
-    assert trainer.clock.images == images
-    assert seconds <= trainer.clock.elapsed_s() < seconds + COMPILING_S
-    trainer.train_epoch(1)
-    assert trainer.clock.images == 43  # no size is new
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", benchmark)
+    where = torch.device(device)
+    clock = Clock(where, StepWindows(Reporter(None, 0, 0), RankEnv(), 1))
+    trainer: Any = SimpleNamespace(spec=RunSpec(compile=compiles), clock=clock, _seen=set())
+    trainer.data, trainer.begun = SimpleNamespace(device=where), False
+    for size in (512, 512, 7, 7):
+        with Trainer._timed(trainer, SimpleNamespace(global_count=size)):  # type: ignore[arg-type]
+            now[0] += 1
+            clock.images += size
+        trainer.begun = True
+    assert clock.elapsed_s() == 4 - excluded
+    assert clock.images == 1038 - 7 * excluded
 
 
 def test_an_empty_batch_meets_sync_batch_norm_in_fp32() -> None:

@@ -15,7 +15,6 @@ from jobkit.payload import run
 from jobkit.payload.device import configure, recorded, resolved, seed_rank, set_environment
 from jobkit.payload.place import RankEnv
 from jobkit.payload.report import Reporter
-from jobkit.payload.train import Trainer
 from jobkit.spec.runspec import RunSpec
 from support.fake_cuda import GPU
 
@@ -56,8 +55,6 @@ def test_every_switch_is_set_and_recorded(before: bool, fp32: str, deterministic
     found = recorded(GPU)
     said = {"cudnn_benchmark": str(fast).lower(), "deterministic": str(deterministic).lower()}
     assert found == {**said, "fp32": fp32, "cudnn": str(cudnn.version())}
-    cudnn.allow_tf32, matmul.allow_tf32 = True, False
-    assert recorded(GPU)["fp32"] == "mixed"
 
 
 def test_on_the_cpu_nothing_is_set_or_recorded() -> None:
@@ -94,25 +91,6 @@ def test_the_variables_are_there_before_the_first_call_of_cuda(
     assert seen == [VARIABLES]
     for name in VARIABLES:
         monkeypatch.delenv(name)
-
-
-@pytest.mark.parametrize(
-    ("device", "deterministic", "excluded"),
-    [("cuda", False, [True]), ("cuda", True, []), ("cpu", False, [])],
-)
-def test_cudnns_search_for_the_last_batch_is_not_timed(
-    device: str, deterministic: bool, excluded: list[bool]
-) -> None:
-    """cuDNN tries its kernels anew for each size of the batch; the first is of the warm-up."""
-    torch.backends.cudnn.benchmark = not deterministic
-    calls: list[bool] = []
-    clock = SimpleNamespace(images=1, paused=lambda skip: calls.append(skip) or nullcontext())
-    data = SimpleNamespace(device=torch.device(device))
-    trainer: Any = SimpleNamespace(spec=RunSpec(), data=data, clock=clock, begun=True, _seen={512})
-    for size in (512, 7, 7, 512):
-        with Trainer._timed(trainer, SimpleNamespace(global_count=size)):  # type: ignore[arg-type]
-            pass
-    assert calls == excluded
 
 
 def decided(device: torch.device, others: bool = True, **given: Any) -> tuple[str, str]:

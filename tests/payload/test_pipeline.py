@@ -1,11 +1,9 @@
 """Pipelines: a model cut into stages computes what the model does, or it is said why not."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from jobkit.errors import UsageError
@@ -19,6 +17,7 @@ from jobkit.payload.strategies.stages import cut, owners, tensors_only
 from jobkit.spec.runspec import RunSpec
 
 CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("alone")
 IMAGES = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 LABELS = torch.zeros(3, dtype=torch.int64)
 
@@ -137,13 +136,6 @@ def test_the_number_of_microbatches(
     place = RankEnv(world_size=ranks, local_world_size=ranks)
     spec = RunSpec(strategy="pp", ranks_per_node=ranks, **settings)
     assert Pipeline(spec, place, CPU).microbatches == microbatches
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import os
 import pickle
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,45 +13,30 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 
 from jobkit.paths import RunPaths
 from jobkit.payload import checkpoint
 from jobkit.payload.batches import Progress
-from jobkit.payload.checkpoint import Checkpoint, Checkpoints, Corrupt, Unsaved, read_index
+from jobkit.payload.checkpoint import Checkpoints, Corrupt, read_index
 from jobkit.spec.runspec import RunSpec
 
+CPU = torch.device("cpu")
 TENSORS = {"w": torch.rand(30, 40), "b": torch.ones(2, dtype=torch.bfloat16)}
 DATA, MANIFEST = "__0_0.distcp", "manifest.json"
 
 
-@pytest.fixture(scope="module")
-def group() -> Iterator[dist.ProcessGroup]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    assert dist.group.WORLD is not None
-    yield dist.group.WORLD
-    dist.destroy_process_group()
-
-
 def write(group: Any, folder: Path, checksums: bool = False) -> Path:
     manifest, report = {"progress": vars(Progress()), "layout": {}, "spec": {}}, cast("Any", None)
-    writer = Checkpoints(RunPaths(folder.parent), 0, group, report, keep=1, checksums=checksums)
+    spec = RunSpec(checkpoint_checksums=checksums)
+    writer = Checkpoints(RunPaths(folder.parent), 0, group, report, spec, CPU)
     writer._write(folder, TENSORS, manifest)
     return folder
 
 
 @pytest.fixture(scope="module")
-def written(group: dist.ProcessGroup, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def written(alone: dist.ProcessGroup, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with one checkpoint, of which the file of tensors has a checksum."""
-    return write(group, tmp_path_factory.mktemp("written") / "00000008-0", checksums=True)
+    return write(alone, tmp_path_factory.mktemp("written") / "00000008-0", checksums=True)
 
 
 @pytest.fixture
@@ -74,25 +59,17 @@ def read(group: dist.ProcessGroup | None, folder: Path) -> dict[str, torch.Tenso
 
 
 def test_it_is_read_as_it_was_written_and_its_index_once(
-    group: dist.ProcessGroup, written: Path, monkeypatch: pytest.MonkeyPatch
+    alone: dist.ProcessGroup, written: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[Path] = []
     monkeypatch.setattr(
         checkpoint, "read_index", lambda path: calls.append(path) or read_index(path)
     )
-    for reader in (group, None):  # without a group: one process, as for an export
+    for reader in (alone, None):  # without a group: one process, as for an export
         found = read(reader, written)
         assert found.keys() == TENSORS.keys()
         assert all(torch.equal(found[name], t) for name, t in TENSORS.items())
     assert len(calls) == 2
-
-
-def test_checksums_are_an_option(group: dist.ProcessGroup, written: Path, tmp_path: Path) -> None:
-    write(group, tmp_path / "1-0")
-    for folder, fields in ((tmp_path / "1-0", {"bytes"}), (written, {"bytes", "sha256"})):
-        files = json.loads((folder / "manifest.json").read_text())["files"]
-        assert set(files) == {".metadata", DATA}
-        assert [set(entry) for entry in files.values()] == [fields] * 2
 
 
 def vouched(folder: Path, name: str, content: bytes) -> None:
@@ -168,55 +145,20 @@ SPOILS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("name", SPOILS)
 def test_what_is_not_whole_is_refused_and_not_run(
-    group: dist.ProcessGroup, copy: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    alone: dist.ProcessGroup, copy: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.chdir(copy.parent)
     spoil, reason = SPOILS[name]
     spoil(copy)
     with pytest.raises(Corrupt, match=reason):
-        read(group, copy)
+        read(alone, copy)
     assert not Path("was-here").exists()
     pickle.loads(pickle.dumps(Hostile()))
     assert Path("was-here").exists()  # elsewhere it would run
 
 
-def test_what_cannot_be_written_leaves_nothing(group: dist.ProcessGroup, tmp_path: Path) -> None:
-    (tmp_path / "1-0").write_text("a file is in its place")
-    with pytest.raises(Unsaved, match="Not a directory"):
-        write(group, tmp_path / "1-0")
-    assert [path.name for path in tmp_path.iterdir()] == ["1-0"]
-
-
-def index_of(ranks: int, tensors: int) -> Metadata:
-    """The index of a checkpoint of FSDP: each rank has a chunk of each tensor."""
-    entries, places = {}, {}
-    rows = [torch.Size([row, 0]) for row in range(ranks)]
-    for name in (f"optim.layer{i}.exp_avg" for i in range(tensors)):
-        chunks = [ChunkStorageMetadata(row, torch.Size([1, 4])) for row in rows]
-        entries[name] = TensorStorageMetadata(TensorProperties(), torch.Size([ranks, 4]), chunks)
-        for rank, row in enumerate(rows):
-            places[MetadataIndex(name, row, rank)] = _StorageInfo(f"__{rank}_0.distcp", 16, 16)
-    return Metadata(entries, storage_data=places, storage_meta=StorageMeta())
-
-
-@pytest.mark.parametrize(
-    ("ranks", "tensors", "padding"),
-    [(4, 10, 65 << 20), pytest.param(500, 1000, 0, marks=pytest.mark.long)],
-)
-def test_an_index_may_have_any_size(tmp_path: Path, ranks: int, tensors: int, padding: int) -> None:
-    """500 ranks of FSDP with some 300 parameters under AdamW have half a million chunks."""
-    index = index_of(ranks, tensors)
-    index.planner_data = bytes(padding)
-    (tmp_path / ".metadata").write_bytes(pickle.dumps(index))
-    found = Checkpoint(tmp_path, Progress(), {}, {}, {}, read_index(tmp_path))
-    assert found.index.storage_data == index.storage_data
-    assert found.shapes == dict.fromkeys(
-        index.state_dict_metadata, (torch.Size([ranks, 4]), torch.float32)
-    )
-
-
 def test_a_checkpoint_in_the_background_is_of_the_moment(
-    group: dist.ProcessGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    alone: dist.ProcessGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Training goes on while it is written; one that fails is a warning; the newest stay."""
     go, told, layer = threading.Event(), list[Any](), torch.nn.Linear(3, 2)
@@ -224,7 +166,7 @@ def test_a_checkpoint_in_the_background_is_of_the_moment(
     report.record = lambda kind, **fields: told.append(fields["iteration"])
     strategy = SimpleNamespace(settle=lambda: None, layout=dict, own_state=dict, named_buffers=dict)
     strategy.named_parameters = lambda: dict(layer.named_parameters())
-    strategy.device = torch.device("cpu")
+    strategy.device = CPU
     trainer: Any = SimpleNamespace(strategy=strategy, progress=Progress(0, 0, 4), spec=RunSpec())
     trainer.optimizer, trainer.loss_sum = SimpleNamespace(state={}), torch.zeros(())
     write_now = Checkpoints._write
@@ -235,14 +177,15 @@ def test_a_checkpoint_in_the_background_is_of_the_moment(
 
     monkeypatch.setattr(Checkpoints, "_write", slow)
     paths = RunPaths(tmp_path)
-    mine = Checkpoints(paths, 0, group, report, keep=1, background=True)
+    how = RunSpec(checkpoint_keep=1, checkpoint_async=True)
+    mine = Checkpoints(paths, 0, alone, report, how, CPU)
     before = layer.weight.detach().clone()
     assert mine.save(trainer) and mine.writing and not mine.writing.done()
     with torch.no_grad():
         layer.weight.zero_()  # the training goes on
     go.set()
     assert mine.wait() and told == [4]
-    assert torch.equal(read(group, paths.checkpoints / "00000004-0")["model.weight"], before)
+    assert torch.equal(read(alone, paths.checkpoints / "00000004-0")["model.weight"], before)
     trainer.progress = Progress(0, 0, 8)
     assert mine.save(trainer) and mine.wait()
     assert [path.name for path in paths.checkpoints.iterdir()] == ["00000008-0"]

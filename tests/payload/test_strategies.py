@@ -1,7 +1,6 @@
 """What the strategies ask of torch, in one process: options, groups, hooks and operations."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import torch.distributed as dist
 from torch import nn
 
 from jobkit.errors import UsageError
-from jobkit.payload.distributed import Group
 from jobkit.payload.model import build_model
 from jobkit.payload.place import RankEnv
 from jobkit.payload.strategies import Strategy, ddp, strategy_class
@@ -23,13 +21,7 @@ from jobkit.spec.runspec import RunSpec
 from support.fake_cuda import GPU, Operations
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _group() -> Iterator[None]:
-    group = Group(RankEnv(), CPU, 60.0)
-    yield
-    group.close()
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 def made(name: str, model: str = "mlp", place: RankEnv | None = None, **settings: Any) -> Strategy:
@@ -230,30 +222,6 @@ def test_what_ddp_is_told(monkeypatch: pytest.MonkeyPatch, device: torch.device)
     assert seen.pop("device_ids") == (None if device == CPU else [device.index])
     told = {"bucket_cap_mb": 3.0, "find_unused_parameters": True}
     assert seen == told | {"gradient_as_bucket_view": True}
-
-
-MOST_PASSES, MOST = 38, {"sgd": 1, "adamw": 2}  # of the passes and of the optimizer
-
-
-def launched(seen: Operations) -> list[str]:
-    """The operations without the profiler's marks."""
-    return [name for name in seen.names if "record_function" not in name]
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_a_step_of_the_small_cnn_takes_few_operations(optimizer: str) -> None:
-    strategy = made("single", model="cnn", optimizer=optimizer)
-    kind = make_optimizer(strategy)
-    images, labels = torch.rand(8, 3, 32, 32), torch.zeros(8, dtype=torch.int64)
-    for _ in range(2):  # the first step makes the optimizer's state
-        with Operations() as seen:
-            strategy.forward_backward(images, labels, 1 / 8, last=True)
-        passes = launched(seen)
-        with Operations() as step:
-            strategy.optimizer_step(kind)
-    assert len(passes) <= MOST_PASSES, passes
-    assert len(launched(step)) <= MOST[optimizer], step.names
-    assert seen.waits == step.waits == []
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])

@@ -19,7 +19,7 @@ import pytest
 from jobkit.analysis.collect.records import read_run
 from jobkit.analysis.collect.rows import observed_of
 from jobkit.planner.memory import main as memory_main
-from support.cuts import DATA, PER_EPOCH, SAMPLES, actions, write_models
+from support.cuts import DATA, PER_EPOCH, SAMPLES, actions
 from support.rigs import NO_BREAKDOWN, ROOT, Result, Start
 
 LONG = pytest.mark.long
@@ -103,14 +103,6 @@ def test_a_step_may_be_smaller_than_the_ranks(forge: Start, strategy: str) -> No
     assert_same(four, one)
 
 
-def test_a_batch_a_rank_is_the_same_as_its_global_batch(forge: Start) -> None:
-    weak = forge(2, *UNEVEN, "--epochs", "1", "--batch-size-per-rank", "32")
-    strong = forge(2, *UNEVEN, "--epochs", "1", "--global-batch-size", "64")
-    assert weak.losses() == strong.losses()
-    start = weak.record("run_start")
-    assert (start["global_batch_size"], start["batch_size_per_rank"]) == (64, 32)
-
-
 @pytest.mark.parametrize(
     ("precision", "strategy"),
     [("bf16", "ddp"), ("fp16", "fsdp"), pytest.param("fp16", "ddp", marks=LONG)],
@@ -144,7 +136,7 @@ def test_running_statistics_are_the_same_on_every_rank(
     """Batch normalisation: evaluation is of one model, and the report says what it depends on."""
     (tmp_path / "normalised.py").write_text(NORMALISED)
     words = [*PLAIN, "--epochs", "1", "--eval-batch-size", "101", "--model", "normalised:Mine"]
-    done = forge(2, *words, "--strategy", strategy, cwd=str(tmp_path))
+    done = forge(2, *words, "--strategy", strategy, cwd=tmp_path)
     assert done.codes == [0, 0], done.out
     trained = [line for line in done.out.splitlines() if line.startswith("statistics")]
     trained = [line for line in trained if "[0.0, 0.0" not in line]  # the check of the model
@@ -200,7 +192,7 @@ def test_the_own_model_of_the_documents_runs_as_it_says(
     assert "patches:PatchTransformer: 207,946 parameters" in capsys.readouterr().out
     runs = []
     for words in re.findall("^bash run.sh --nproc-per-node 2 (.*)", lines, re.MULTILINE):
-        runs.append(forge(2, *words.split(), cwd=str(model.parent)))
+        runs.append(forge(2, *words.split(), cwd=model.parent))
         assert runs[-1].codes == [0, 0], runs[-1].out
     strategies = [run.record("run_start")["spec"].get("strategy", "ddp") for run in runs]
     assert strategies == ["ddp", "fsdp", "pp"]
@@ -223,13 +215,8 @@ HOW += ["--model", "own_models:noisy", "--checkpoint-every", "4", "--max-steps"]
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_models(tmp_path_factory.mktemp("own"))
-
-
-@pytest.fixture(scope="module")
 def short(forge: Start, own: Path) -> Result:
-    return forge(2, *HOW, str(STEPS), cwd=str(own))
+    return forge(2, *HOW, str(STEPS), cwd=own)
 
 
 def windows(result: Result, rank: int, attempt: int = 0) -> list[dict[str, Any]]:
@@ -269,7 +256,7 @@ def test_resumed_with_more_steps_it_goes_on_in_the_midst_of_the_epoch(
     forge: Start, own: Path, short: Result
 ) -> None:
     more = [*HOW, str(2 * PER_EPOCH), "--resume-from", str(short.paths.folder)]
-    longer = forge(2, *more, cwd=str(own))
+    longer = forge(2, *more, cwd=own)
     assert longer.codes == [0, 0], longer.out
     assert actions(longer)[0] == ("loaded", STEPS)
     (epoch,) = longer.records("epoch")

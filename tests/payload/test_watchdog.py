@@ -12,7 +12,8 @@ import torch.distributed as dist
 from jobkit.payload import run
 from jobkit.payload.main import main
 from jobkit.payload.stop import JobGuard
-from support.cuts import DATA, write_models
+from jobkit.spec.runspec import RunSpec
+from support.cuts import DATA
 from support.rigs import Start
 
 # A rank keeps Python's lock in C code, so that no thread of Python runs.
@@ -35,10 +36,9 @@ HOW = (*DATA, "--epochs", "50", "--global-batch-size", "16", "--timeout-s", "6")
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_models(tmp_path_factory.mktemp("own"))
-    (folder / "hanging.py").write_text(HANGING)
-    return folder
+def hanging(own: Path) -> Path:
+    (own / "hanging.py").write_text(HANGING)
+    return own
 
 
 @pytest.mark.parametrize(
@@ -49,10 +49,10 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_every_rank_writes_its_stacks_and_the_others_end(
-    forge: Start, own: Path, model: str, fault: str, place: str
+    forge: Start, hanging: Path, model: str, fault: str, place: str
 ) -> None:
     words = (*HOW, "--model", model, "--strategy", "fsdp")
-    done = forge(2, *words, cwd=str(own), env={"JOBKIT_FAULT": fault}, timeout_s=20)
+    done = forge(2, *words, cwd=hanging, env={"JOBKIT_FAULT": fault}, timeout_s=20)
     # A launcher ends the rank that hangs once the other has failed: there is none here.
     assert done.codes == [1, None], done.out
     assert done.outcome and done.outcome["status"] == "failed"
@@ -92,10 +92,10 @@ def test_when_stacks_are_due(armed, monkeypatch) -> None:
     """Before the timeout; one rank alone ends."""
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(time, "monotonic", lambda: clock.now)
-    how = {"timeout_s": 100.0, "log": sys.stderr}
+    spec, how = RunSpec(timeout_s=100.0), {"stop": SimpleNamespace(), "log": sys.stderr}
     for ranks, due in ((2, (80.0, False)), (1, (125.0, True))):
         monkeypatch.setattr(dist, "get_world_size", lambda _, ranks=ranks: ranks)
-        guard = JobGuard(group=None, stop=SimpleNamespace(), **how)  # type: ignore[arg-type]
+        guard = JobGuard(spec, group=None, **how)  # type: ignore[arg-type]
         armed.clear()
         for _ in range(5):  # not at every iteration, as each call starts a thread
             guard.alive()

@@ -76,7 +76,4 @@ class FakeCuda:
 
     def _properties(self, device: int | torch.device) -> SimpleNamespace:
         index = device.index if isinstance(device, torch.device) else device
-        uuid = self.uuids[index or 0]
-        if uuid == "broken":
-            raise RuntimeError("CUDA error: uncorrectable ECC error encountered\nmore")
-        return SimpleNamespace(uuid=uuid, name="Fake", total_memory=2**34)
+        return SimpleNamespace(uuid=self.uuids[index or 0], name="Fake", total_memory=2**34)

@@ -40,6 +40,7 @@ from jobkit.paths import RunPaths
 from jobkit.payload.batches import Progress
 from jobkit.payload.distributed import T, all_or_raise, gather
 from jobkit.payload.report import Reporter
+from jobkit.spec.runspec import RunSpec
 
 if TYPE_CHECKING:
     from jobkit.payload.strategies import Strategy
@@ -283,22 +284,17 @@ class Checkpoints:
         attempt: int,
         group: dist.ProcessGroup,
         report: Reporter,
-        *,
-        keep: int,
-        checksums: bool = False,
-        background: bool = False,
-        device: torch.device | None = None,
+        spec: RunSpec,
+        device: torch.device,
     ) -> None:
-        """keep: how many stay.
-
-        background: write copies in a thread, while training continues. device: the rank's; a thread
-        begins on GPU 0, which may be another rank's.
-        """
+        """device: the rank's. A thread begins on GPU 0, which may be another rank's."""
         self._paths, self._attempt, self.group, self._report = paths, attempt, group, report
-        self._keep, self._checksums = keep, checksums
+        self._keep, self._checksums = spec.checkpoint_keep, spec.checkpoint_checksums
         self._rank, self._ranks = dist.get_rank(group), dist.get_world_size(group)
-        on_gpu = device is not None and device.type == "cuda"
+        on_gpu = device.type == "cuda"
+        background = on_gpu if spec.checkpoint_async is None else spec.checkpoint_async
         begin = (torch.cuda.set_device, (device,)) if on_gpu else (None, ())
+        # It writes copies while training continues.
         self._thread = ThreadPoolExecutor(1, "checkpoint", *begin) if background else None
         if self._rank == 0:  # of an attempt that was interrupted while writing
             for path in paths.checkpoints.glob(".*.tmp"):

@@ -165,11 +165,10 @@ def recorded(device: torch.device) -> dict[str, str]:
     if device.type != "cuda":
         return {}
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    tf32 = {cudnn.allow_tf32, matmul.allow_tf32}
     return {
         "cudnn": str(cudnn.version()),
         "cudnn_benchmark": str(cudnn.benchmark).lower(),
-        "fp32": "mixed" if len(tf32) > 1 else "tf32" if tf32 == {True} else "ieee",
+        "fp32": "tf32" if cudnn.allow_tf32 and matmul.allow_tf32 else "ieee",
         "deterministic": str(torch.are_deterministic_algorithms_enabled()).lower(),
         **{name.lower(): os.environ[name] for name in _SAME_BITS if name in os.environ},
     }

@@ -42,7 +42,7 @@ from jobkit.payload.stop import JobGuard
 from jobkit.payload.strategies import strategy_class
 from jobkit.payload.strategies.base import make_optimizer
 from jobkit.payload.train import Trainer
-from jobkit.spec.runspec import Every, RunSpec
+from jobkit.spec.runspec import RunSpec
 from jobkit.spec.strategies import FACTS, owners
 
 # What must hold for a setting to matter on a device, in words and as a test.
@@ -304,36 +304,26 @@ def _guard(job: RankJob, trainer: Trainer) -> JobGuard:
     spec, group, rank = trainer.spec, trainer.group, job.place.rank
     checkpoints = None
     if paths := job.paths:
-        on_cpu, background = group.on_cpu(), spec.checkpoint_async
-        checkpoints = Checkpoints(
-            paths,
-            job.attempt,
-            on_cpu,
-            trainer.report,
-            keep=spec.checkpoint_keep,
-            checksums=spec.checkpoint_checksums,
-            background=group.device.type == "cuda" if background is None else background,
-            device=group.device,
-        )
+        on_cpu, report = group.on_cpu(), trainer.report
+        checkpoints = Checkpoints(paths, job.attempt, on_cpu, report, spec, group.device)
         # Those that rank 0 finds: a file system may not show all ranks the same.
         listed = all_or_raise(lambda: [] if rank else candidates(job, paths), UsageError)
         folders = group.gather(listed)[0]
         loaded = resume(trainer, on_cpu, folders, must=job.resume_from is not None)
         if loaded and trainer.finished:
-            trainer.report.warn(
+            report.warn(
                 "training is already complete: the checkpoint is from after the last of --epochs "
                 "or --max-steps"
             )
         if loaded and loaded.parent == paths.checkpoints:
             checkpoints.newest = trainer.progress.iteration
     return JobGuard(
+        spec,
         group=group.on_cpu(),  # its own: a checkpoint may be written in a thread meanwhile
         stop=job.stop,
         checkpoints=checkpoints,
-        every=Every.of(spec.checkpoint_every),
         fault=read_fault(job.attempt, rank, job.paths),
         device=group.device.type,
-        timeout_s=spec.timeout_s,
         log=trainer.report.stream,
     )
 

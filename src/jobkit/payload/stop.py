@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from jobkit.payload.checkpoint import Checkpoints
 from jobkit.payload.signals import ENDING, PlannedFault, Stopped, StopRequest
-from jobkit.spec.runspec import Every
+from jobkit.spec.runspec import Every, RunSpec
 
 if TYPE_CHECKING:
     from jobkit.payload.train import Trainer
@@ -37,24 +37,24 @@ class JobGuard:
 
     def __init__(
         self,
+        spec: RunSpec,
         *,
         group: dist.ProcessGroup,
         stop: StopRequest,
         checkpoints: Checkpoints | None = None,
-        every: Every = Every(),  # noqa: B008 - it cannot be changed
         fault: PlannedFault | None = None,
         device: str = "cpu",
-        timeout_s: float = 600.0,
         log: TextIO | None = None,
     ) -> None:
-        """group: a Gloo group for this purpose only. every: when checkpoints are written.
+        """group: a Gloo group for this purpose only.
 
         log: for the stacks of a rank that hangs; without one nobody looks.
         """
         self._group, self._alone = group, dist.get_world_size(group) == 1
-        self._stop, self._checkpoints, self._every = stop, checkpoints, every
+        self._stop, self._checkpoints = stop, checkpoints
+        self._every = Every.of(spec.checkpoint_every)
         self._fault, self._spacing = fault, _SPACING[device]
-        self._timeout_s, self._log, self._rearm_s = timeout_s, log, 0.0
+        self._timeout_s, self._log, self._rearm_s = spec.timeout_s, log, 0.0
         self._request = torch.zeros(1, dtype=torch.int32)
         self._work: dist.Work | None = None
         self._asked = 0  # the iteration of the last request
