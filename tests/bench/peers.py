@@ -74,18 +74,15 @@ def sgd(model: Any) -> Any:
     )
 
 
-def loader_of(dataset: Any, sampler: Any = None, workers: int = 0) -> Any:
+def loader_of(dataset: Any, sampler: Any = None) -> Any:
     """Batches of one rank's share."""
     from torch.utils.data import DataLoader
 
-    return DataLoader(
-        dataset, BATCH // WORLD_SIZE, shuffle=sampler is None, sampler=sampler,
-        num_workers=workers, persistent_workers=workers > 0,
-    )  # fmt: skip
+    return DataLoader(dataset, BATCH // WORLD_SIZE, shuffle=sampler is None, sampler=sampler)
 
 
-def plain(dataset: Any, bf16: bool, workers: int = 0) -> Callable[[], None]:
-    """The tutorial's loop, to be called for each epoch; under torchrun with DDP."""
+def plain(dataset: Any, bf16: bool) -> None:
+    """The tutorial's loop; under torchrun with DDP."""
     import torch
 
     from jobkit.payload.model import CNN
@@ -95,17 +92,13 @@ def plain(dataset: Any, bf16: bool, workers: int = 0) -> Callable[[], None]:
         torch.distributed.init_process_group("gloo")
         model = torch.nn.parallel.DistributedDataParallel(model)
         sampler = torch.utils.data.DistributedSampler(dataset)
-    optimizer, loader = sgd(model), loader_of(dataset, sampler, workers)
-
-    def epoch() -> None:
-        for x, y in loader:
-            optimizer.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-                logits = model(x)
-            torch.nn.functional.cross_entropy(logits.float(), y).backward()
-            optimizer.step()
-
-    return epoch
+    optimizer = sgd(model)
+    for x, y in loader_of(dataset, sampler):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            logits = model(x)
+        torch.nn.functional.cross_entropy(logits.float(), y).backward()
+        optimizer.step()
 
 
 def lightning(dataset: Any, bf16: bool) -> None:
@@ -135,10 +128,7 @@ def lightning(dataset: Any, bf16: bool) -> None:
     ).fit(Module(), loader_of(dataset))  # fmt: skip
 
 
-PEERS: dict[str, Callable[[Any, bool], None]] = {
-    "plain": lambda dataset, bf16: plain(dataset, bf16)(),
-    "lightning": lightning,
-}
+PEERS: dict[str, Callable[[Any, bool], None]] = {"plain": plain, "lightning": lightning}
 
 
 def rank(way: str, precision: str, threads: int, steps: int) -> None:

@@ -20,7 +20,6 @@ from jobkit.payload.data import (
     Dataset,
     Images,
     Say,
-    Source,
     find_source,
     limited,
     open_prepared,
@@ -38,7 +37,6 @@ class Counted:
 
     def __init__(self, slow_s: float = 0.0) -> None:
         self.reads, self.slow_s, self.said = 0, slow_s, []
-        self.source = Source("counted", self.read)
 
     def read(self, say: Say) -> Dataset:
         self.reads += 1
@@ -46,7 +44,7 @@ class Counted:
         return synthetic(300, 40)
 
     def prepare(self, data_dir: Path) -> Path:
-        return prepare(self.source, data_dir, self.said.append)
+        return prepare(data_dir / "cache" / "counted.pt", self.read, self.said.append)
 
 
 def test_a_source_is_read_once_by_all_that_need_it(tmp_path: Path) -> None:
@@ -54,7 +52,7 @@ def test_a_source_is_read_once_by_all_that_need_it(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         (path,) = {*pool.map(counted.prepare, [tmp_path] * 4)}
     assert counted.prepare(tmp_path) == path and counted.reads == 1
-    assert sorted(p.name for p in path.parent.iterdir()) == ["counted-v2.lock", "counted-v2.pt"]
+    assert sorted(p.name for p in path.parent.iterdir()) == ["counted.lock", "counted.pt"]
     data, source = open_prepared(path), synthetic(300, 40)
     assert torch.equal(data.train.images, source.train.images)
     assert torch.equal(data.test.labels, source.test.labels)
@@ -100,11 +98,11 @@ def test_a_full_disk_leaves_no_half_file(tmp_path: Path, size: int) -> None:
     (tmp_path / "cache").mkdir()
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))  # writes beyond it fail
     try:
-        with pytest.raises(UsageError, match=r"counted-v2.pt cannot be written: .*--data-dir"):
+        with pytest.raises(UsageError, match=r"counted.pt cannot be written: .*--data-dir"):
             counted.prepare(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert [p.name for p in (tmp_path / "cache").iterdir()] == ["counted-v2.lock"]
+    assert [p.name for p in (tmp_path / "cache").iterdir()] == ["counted.lock"]
 
 
 def test_samples_are_taken_evenly_from_sorted_sources() -> None:
@@ -115,21 +113,21 @@ def test_samples_are_taken_evenly_from_sorted_sources() -> None:
 
 
 def test_a_folder_that_changes_is_another_source(images: Path, tmp_path: Path) -> None:
-    def key() -> str:
-        return find_source(f"folder:{images}", tmp_path, None, None).key
+    def file() -> Path:
+        return find_source(f"folder:{images}", tmp_path, None, None)[0]
 
-    keys = [key()]
+    files = [file()]
     os.utime(images / "train/cat/0001.png", (1, 1))
-    keys.append(key())
+    files.append(file())
     (images / "test/dog/0009.png").write_bytes((images / "test/dog/0000.png").read_bytes())
-    assert len({*keys, key()}) == 3
+    assert len({*files, file()}) == 3
 
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_grey_images_get_a_border_and_three_equal_channels(tmp_path: Path, packed: bool) -> None:
     folder = write_idx(tmp_path / "mnist", packed=packed)
     source = find_source(f"idx:{folder}", tmp_path / "data", None, None)
-    data = open_prepared(prepare(source, tmp_path / "data", lambda _: None))
+    data = open_prepared(prepare(*source, lambda _: None))
     assert data.train.images.shape == (30, 32, 32, 3) and len(data.test.labels) == 10
     assert data.classes == [str(i) for i in range(10)]
     image = data.train.images[1]
@@ -156,7 +154,7 @@ def test_idx_files_that_are_not_whole_are_refused(
     folder = write_idx(tmp_path / "mnist")
     (folder / IDX_FILES[part]).write_bytes(content)
     with pytest.raises(UsageError, match=message):
-        find_source(f"idx:{folder}", tmp_path, None, None).read(lambda _: None)
+        find_source(f"idx:{folder}", tmp_path, None, None)[1](lambda _: None)
 
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 32 32\n%%EndComments\nshowpage\n%%EOF\n"
@@ -173,12 +171,12 @@ def test_images_of_a_few_kinds_are_decoded(tmp_path: Path, kind: str) -> None:
             path.write_bytes(content)
         else:
             Image.new("RGB", (50, 40)).save(path, kind)
-    source = find_source(f"folder:{tmp_path}", tmp_path, None, None)
+    _, read = find_source(f"folder:{tmp_path}", tmp_path, None, None)
     if content:
         with pytest.raises(UsageError, match=r"1.png: not a readable image"):
-            source.read(lambda _: None)
+            read(lambda _: None)
     else:
-        assert source.read(lambda _: None).train.images.shape == (1, 32, 32, 3)
+        assert read(lambda _: None).train.images.shape == (1, 32, 32, 3)
 
 
 def test_a_folder_is_prepared_once_and_the_next_step_is_named(

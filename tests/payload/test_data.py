@@ -8,7 +8,6 @@ import torch.nn.functional as F
 
 from jobkit.errors import UsageError
 from jobkit.payload.batches import (
-    AHEAD_BATCHES,
     PADDING,
     Batches,
     DeviceData,
@@ -169,21 +168,6 @@ def test_no_step_has_the_host_wait_for_the_gpu(monkeypatch: pytest.MonkeyPatch) 
     assert trainer.clock.images == samples
 
 
-def test_a_batch_takes_ten_operations_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    count = 2 * AHEAD_BATCHES
-    with fake_gpu(monkeypatch):
-        data = data_on(GPU, count * BATCH)
-        steps = list(Batches(count * BATCH, BATCH, 0, 1, 1, 0).epoch(0, 0, GPU))
-        with Operations() as seen:
-            for step in data.cropped_ahead(steps, 0):
-                data.training_batch(step.micro_batches[0], 0, step.crops[0])
-        each = len(seen.names) / count
-        with Operations() as alone:
-            data.training_batch(steps[0].micro_batches[0], 0)
-    assert each <= 10, each
-    assert len(alone.names) > 3 * each  # what it would be, batch by batch
-
-
 @pytest.mark.parametrize(("rank", "ranks"), [(0, 1), (1, 3)])
 def test_crops_made_ahead_are_those_of_each_batch(rank: int, ranks: int) -> None:
     data = data_on(CPU, 2000)
@@ -196,6 +180,7 @@ def test_crops_made_ahead_are_those_of_each_batch(rank: int, ranks: int) -> None
     for step, plain in zip(ahead, steps, strict=True):
         assert step.global_count == plain.global_count
         for j, indices in enumerate(plain.micro_batches):
+            assert step.crops[j] is not None  # else a batch takes some 40 operations of a GPU
             made, labels = data.training_batch(step.micro_batches[j], 1, step.crops[j])
             images, expected = data.training_batch(indices, 1)
             assert torch.equal(made, images) and torch.equal(labels, expected)

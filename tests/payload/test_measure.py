@@ -44,10 +44,6 @@ def slowed(function):
 
 if WHERE == "step":
     torch.optim.SGD.step = slowed(torch.optim.SGD.step)
-if WHERE == "reduce":  # fsdp: once a step for a model of one block
-    from torch.distributed.fsdp._fully_shard import _fsdp_collectives
-    scatter = _fsdp_collectives.DefaultReduceScatter
-    scatter.__call__ = slowed(scatter.__call__)
 if WHERE == "allreduce" and os.environ["RANK"] == "1":  # ddp: one bucket, so once a step
     init = DistributedDataParallel.__init__
     def with_hook(self, *args, **kwargs):
@@ -91,17 +87,10 @@ LONG = pytest.mark.long
 
 
 @pytest.mark.parametrize(
-    ("strategy", "slow", "where"),
-    [
-        ("ddp", "allreduce", "late"),
-        pytest.param("ddp", "step", "host_s", marks=LONG),
-        pytest.param("fsdp", "reduce", "host_s", marks=LONG),
-    ],
+    ("slow", "where"), [("allreduce", "late"), pytest.param("step", "host_s", marks=LONG)]
 )
-def test_what_is_slow_is_named(
-    forge: Start, own: Path, strategy: str, slow: str, where: str
-) -> None:
-    found = causes(run(forge, own, 2, "--strategy", strategy, slow=slow))
+def test_what_is_slow_is_named(forge: Start, own: Path, slow: str, where: str) -> None:
+    found = causes(run(forge, own, 2, "--strategy", "ddp", slow=slow))
     others = {"compute_s", "communication_s", "data_wait_s", "host_s"}
     if where == "late":
         assert (found["late_rank"], found["late_cause"]) == (1, "host")
@@ -155,12 +144,10 @@ def test_the_first_iteration_of_a_batch_size_is_not_timed(
     """The model is compiled for it, or cuDNN tries its kernels; that of all is in the warm-up."""
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", benchmark)
-    where = torch.device(device)
-    clock = Clock(where, StepWindows(Reporter(None, 0, 0), RankEnv(), 1))
+    clock = Clock(StepWindows(Reporter(None, 0, 0), RankEnv(), 1))
     trainer: Any = SimpleNamespace(spec=RunSpec(compile=compiles), clock=clock, _seen=set())
-    trainer.data, trainer.begun = SimpleNamespace(device=where), False
+    trainer.data, trainer.begun = SimpleNamespace(device=torch.device(device)), False
     for size in (512, 512, 7, 7):
         with Trainer._timed(trainer, SimpleNamespace(global_count=size)):  # type: ignore[arg-type]
             now[0] += 1

@@ -14,7 +14,7 @@ PRECIOUS = "alias ll='ls -l'\n"
 
 
 def build(folder: Path) -> None:
-    prepare(find_source("synthetic", folder, 8, 8), folder, lambda line: None)
+    prepare(*find_source("synthetic", folder, 8, 8), lambda line: None)
 
 
 def launch(folder: Path) -> None:

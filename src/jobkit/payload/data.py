@@ -31,6 +31,7 @@ from jobkit.spec.runspec import RunSpec
 
 IMAGE = (32, 32, 3)  # height, width, channels
 Say = Callable[[str], None]
+Read = Callable[[Say], "Dataset"]
 _VERSION = 2  # of the file's form
 _SPLIT_SEED = 20  # the same part trains at any seed of the run
 _NO_ANSWER_S = 30  # a compute node's network often swallows packets instead of refusing them
@@ -170,31 +171,24 @@ def synthetic(train: int, test: int, classes: int = 10) -> Dataset:
     return Dataset(part(train), part(test), [f"class{i}" for i in range(classes)])
 
 
-@dataclass(frozen=True)
-class Source:
-    """A data source: a key that changes with its content, and how to read it."""
-
-    key: str
-    read: Callable[[Say], Dataset]
-
-    def file(self, data_dir: Path) -> Path:
-        """The prepared file, whether it exists or not."""
-        return data_dir / "cache" / f"{self.key}-v{_VERSION}.pt"
-
-
 def find_source(
     dataset: str, data_dir: Path, train: int | None, test: int | None, download: bool = True
-) -> Source:
-    """The source of a dataset's name. train and test are the sizes of generated data.
+) -> tuple[Path, Read]:
+    """The prepared file of a dataset, whether it exists or not, and how to read its source.
 
-    download: whether CIFAR-10 may be downloaded if it is absent. Raises UsageError for a path that
-    cannot be used.
+    The file's name changes with the source's content. train and test are the sizes of generated
+    data. download: whether CIFAR-10 may be downloaded if it is absent. Raises UsageError for a path
+    that cannot be used.
     """
+
+    def file(key: str) -> Path:
+        return data_dir / "cache" / f"{key}-v{_VERSION}.pt"
+
     if dataset == "synthetic":
         sizes = (train or 50_000, test or 10_000)
-        return Source(f"synthetic-{sizes[0]}-{sizes[1]}", lambda say: synthetic(*sizes))
+        return file(f"synthetic-{sizes[0]}-{sizes[1]}"), lambda say: synthetic(*sizes)
     if dataset == "cifar10":
-        return Source("cifar10", lambda say: read_cifar10(data_dir, download))
+        return file("cifar10"), lambda say: read_cifar10(data_dir, download)
     check_source(dataset)
     root = folder_path(dataset)
     assert root is not None
@@ -202,19 +196,18 @@ def find_source(
     content = repr([(str(p), s.st_size, s.st_mtime_ns) for p in paths if (s := p.stat())])
     digest = hashlib.sha256(content.encode()).hexdigest()[:16]
     if dataset.startswith(IDX):
-        return Source(f"idx-{digest}", lambda say: read_idx(root))
-    return Source(f"folder-{digest}", lambda say: read_folder(root, say))
+        return file(f"idx-{digest}"), lambda say: read_idx(root)
+    return file(f"folder-{digest}"), lambda say: read_folder(root, say)
 
 
 # --- the prepared file -------------------------------------------------------------------------
 
 
-def prepare(source: Source, data_dir: Path, say: Say) -> Path:
-    """The prepared file of a source, made where it is absent or damaged.
+def prepare(path: Path, read: Read, say: Say) -> Path:
+    """The prepared file, made where it is absent or damaged.
 
     Raises UsageError if the source cannot be read or the file cannot be written.
     """
-    path = source.file(data_dir)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with locked(path.with_suffix(".lock"), wait=True):
@@ -225,7 +218,7 @@ def prepare(source: Source, data_dir: Path, say: Say) -> Path:
                 except UsageError as error:
                     say(f"{error}; preparing it again")
             say(f"preparing {path}")
-            data = source.read(say)
+            data = read(say)
             beside = path.with_suffix(".tmp")
             parts = (data.train, data.test)
             content = {
@@ -279,12 +272,11 @@ def load_data(spec: RunSpec, group: Group, say: Say, dry_run: bool) -> Dataset:
     def find() -> Path | None:
         if group.place.rank:
             return None  # it waits for rank 0
-        return prepare(find_source(spec.dataset, data_dir, *samples), data_dir, say)
+        return prepare(*find_source(spec.dataset, data_dir, *samples), say)
 
     if dry_run:
-        source = find_source(spec.dataset, data_dir, *samples, download=False)
-        path = source.file(data_dir)
-        data = open_prepared(path) if path.exists() else source.read(say)
+        file, read = find_source(spec.dataset, data_dir, *samples, download=False)
+        data = open_prepared(file) if file.exists() else read(say)
     else:
         path = gather(all_or_raise(find, UsageError))[0]
         data = all_or_raise(lambda: open_prepared(path), UsageError)

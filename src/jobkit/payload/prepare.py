@@ -49,9 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     from jobkit.payload.data import find_source, open_prepared, prepare
 
     data_dir = expanded(args.data_dir or data_root())
-    source = find_source(args.dataset, data_dir, None, None)
-    ready = source.file(data_dir).exists()
-    path = prepare(source, data_dir, lambda line: print(line, flush=True))
+    path, read = find_source(args.dataset, data_dir, None, None)
+    ready = path.exists()
+    prepare(path, read, lambda line: print(line, flush=True))
     data = open_prepared(path)
     print(f"{'already prepared' if ready else 'prepared'}: {path}")
     print(

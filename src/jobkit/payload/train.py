@@ -18,6 +18,7 @@ from jobkit.payload.distributed import Group
 from jobkit.payload.recipe import predict_flipped
 from jobkit.payload.report import Reporter
 from jobkit.payload.strategies import Strategy
+from jobkit.program.process import synchronised_s
 from jobkit.program.why import DATA, OWN
 from jobkit.spec.runspec import RunSpec
 
@@ -30,19 +31,14 @@ class Clock:
     Tells the windows of the same iterations of waits and pauses.
     """
 
-    def __init__(self, device: torch.device, windows: StepWindows) -> None:
-        self._device, self._windows = device, windows
+    def __init__(self, windows: StepWindows) -> None:
+        self._windows = windows
         self.restart()
 
     def restart(self) -> None:
         """Forget what was measured, and start again."""
         self._end: float | None = None
         self.return_to((0, 0.0, 0.0))
-
-    def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return time.perf_counter()
 
     def so_far(self) -> tuple[int, float, float]:
         """Images, seconds, and seconds of waiting for data so far."""
@@ -51,7 +47,7 @@ class Clock:
     def return_to(self, before: tuple[int, float, float]) -> None:
         """Forget what happened since a call of so_far."""
         self.images, elapsed_s, self.data_wait_s = before
-        self._start = self._now() - elapsed_s
+        self._start = synchronised_s() - elapsed_s
 
     @contextmanager
     def paused(self, skip: bool = False) -> Iterator[None]:
@@ -76,11 +72,11 @@ class Clock:
 
     def stop(self) -> None:
         """End the measurement once the device has done all its work."""
-        self._end = self._now()
+        self._end = synchronised_s()
 
     def elapsed_s(self) -> float:
         """Seconds from the start to the stop, or to now, all work on the device included."""
-        return (self._now() if self._end is None else self._end) - self._start
+        return (synchronised_s() if self._end is None else self._end) - self._start
 
 
 @dataclass
@@ -105,7 +101,7 @@ class Trainer:
         self.windows = StepWindows(self.report, place, self.strategy.devices)
         # Of the epoch in progress: this rank's sum of losses, and its time.
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        self.clock = Clock(device, self.windows)
+        self.clock = Clock(self.windows)
         self.begun = False  # this process has made an iteration
         self._seen: set[int] = set()  # sizes of the global batch
         self.peak_lr = peak_lr(self.spec)
@@ -192,7 +188,7 @@ class Trainer:
         self.progress.epoch, self.progress.position = epoch, position
         if position == 0:
             self.loss_sum.zero_()
-        self.clock = clock = Clock(self.data.device, self.windows)
+        self.clock = clock = Clock(self.windows)
         self.windows.begin_epoch(epoch, clock)
         warmup, lr = self._warmup(position), 0.0
         steps = self.batches.epoch(epoch, position, self.data.device)

@@ -131,7 +131,7 @@ def data(dataset: str, data_dir: Path, sizes: tuple[int | None, int | None]) -> 
     """
     fact: Facts = {"dataset": dataset, "data_dir": str(data_dir), "cache": None, "data_fault": ""}
     try:
-        path = find_source(dataset, data_dir, *sizes, download=False).file(data_dir)
+        path = find_source(dataset, data_dir, *sizes, download=False)[0]
     except UsageError as error:
         return fact | {"data_fault": str(error)}
     if not unreadable(path):
