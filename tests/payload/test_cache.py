@@ -187,6 +187,9 @@ def test_a_folder_is_prepared_once_and_the_next_step_is_named(
     first = capsys.readouterr().out
     (path,) = (tmp_path / "my data" / "cache").glob("folder-*-v2.pt")
     assert f"\nprepared: {path}\n" in first
+    data = open_prepared(path)
+    assert data.classes == ["cat", "dog"] and data.train.labels.tolist() == [0] * 6 + [1] * 6
+    assert torch.equal(data.train.images[:, 0, 0, 0].long(), 40 + 150 * data.train.labels)
     assert "  12 training and 12 test images, 2 classes, 0.1 MB\n" in first
     assert f"next: bash run.sh --dataset folder:{images} --data-dir '{tmp_path}/my data'" in first
     assert main(words) == 0
