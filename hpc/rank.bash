@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # One rank of a command. jobkit.launch.supervise hands this text to the ranks, so that a container
-# needs bash and nothing else:   bash -c TEXT jobkit slurm|torchrun|once COMMAND...
+# needs bash and nothing else:   bash -c TEXT jobkit slurm|torchrun|once|here COMMAND...
 # It gives the rank its place, hands signals on, and notes how the command ended.
 signals=(USR1 USR2 TERM INT HUP) child='' early='' hears='' code=''
 
@@ -69,6 +69,7 @@ rank_run() {
   local who name ended
   case $1 in
     slurm) rank_place ;;
+    here) export "${@:2:7}" && shift 7 ;; # the variables of its place
     torchrun) export NODE_RANK=${GROUP_RANK:-0} ;;
     once) # Slurm's variables of this one task are not those of what the command starts
       unset "${!SLURM_STEP_@}" "${!SLURM_CPU_BIND@}" SLURM_PROCID SLURM_LOCALID SLURM_NODEID \

@@ -192,9 +192,9 @@ class Signals:
 class Children:
     """Processes that were started here. Where one fails the others are ended: TERM, then KILL."""
 
-    def __init__(self, grace_s: float, not_failed: Sequence[int] = (0,)) -> None:
-        """grace_s: from TERM to KILL. not_failed: exit codes that leave the others their time."""
-        self.grace_s, self.not_failed = grace_s, not_failed
+    def __init__(self, grace_s: float) -> None:
+        """grace_s: from TERM to KILL."""
+        self.grace_s = grace_s
         self.processes = list[subprocess.Popen[bytes]]()
         self.failed: tuple[int, int] | None = None  # which one failed first, and its exit code
         self._copiers = list[threading.Thread]()
@@ -258,7 +258,7 @@ class Children:
         """Look at all of them; whether all have ended, and nothing of their sessions is left."""
         codes = self.codes()
         for index, code in enumerate(codes):
-            if code is not None and code not in self.not_failed and self.failed is None:
+            if code and self.failed is None:
                 self.failed = index, code
                 self.end()
         if None not in codes:

@@ -145,6 +145,8 @@ def test_a_copy_of_run_sh_as_sbatch_makes_it_finds_jobkit(away: Away, tmp_path: 
     ready = shutil.copy(away.prefix / "hpc" / "train.sh", spool / "slurm_script_2")
     done = away.program("bash", ready, "--help")
     assert done.returncode == 0 and "--nproc-per-node" in done.stdout, done.stderr
+    done = away.program("bash", copy, "--", "sh", "-c", "echo rank $RANK", **own)
+    assert "rank 0\n" in done.stdout, done.stderr
     done = away.program("bash", copy, "--check", JOBKIT_PYTHON="/usr/bin/false")
     assert done.returncode == 2 and "no src/jobkit in" in done.stderr
     done = away.program("bash", away.prefix / "run.sh", JOBKIT_PYTHON="/usr/bin/false")

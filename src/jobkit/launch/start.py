@@ -18,7 +18,7 @@ from pathlib import Path
 
 from jobkit.errors import UsageError
 from jobkit.gpus import count_gpus
-from jobkit.paths import RunPaths
+from jobkit.paths import REPOSITORY, RunPaths
 
 COUNT = (r"[1-9][0-9]{0,5}", "a whole number, 1 or more")
 NUMBER = (r"[0-9]{1,6}", "a whole number, 0 or more")
@@ -294,10 +294,9 @@ def srun_command(run: Run, env: dict[str, str]) -> list[str]:
     return [*start, *rank, *run.command]
 
 
-def rank_words(place: str) -> list[str]:
+def rank_words(*place: str) -> list[str]:
     """The words that start one rank of a command: a shell's text, as a container has no jobkit."""
-    text = Path(__file__).resolve().parents[3].joinpath("hpc", "rank.bash").read_text()
-    return ["bash", "-c", text, "jobkit", place]
+    return ["bash", "-c", (REPOSITORY / "hpc" / "rank.bash").read_text(), "jobkit", *place]
 
 
 def _torchrun_python(run: Run) -> str:
@@ -363,14 +362,10 @@ def command_environment(run: Run, env: dict[str, str]) -> dict[str, str]:
     return env
 
 
-def place_here(run: Run, env: Mapping[str, str], local_rank: int, port: int) -> dict[str, str]:
-    """The environment of a command's rank that this process starts: torchrun's variables."""
-    rank_env = {name: value for name, value in env.items() if name != "PYTHONSAFEPATH"}
-    rank_env["PYTHONPATH"] = rank_env.pop("JOBKIT_PYTHONPATH")  # a script finds those beside it
-    if run.launcher == "once":
-        return rank_env
-    master = run.options.get("master-addr") or env.get("MASTER_ADDR") or "127.0.0.1"
+def place_here(run: Run, env: Mapping[str, str], local_rank: int, port: int) -> list[str]:
+    """The words for hpc/rank.bash of a rank that this process starts: torchrun's variables."""
     places = {"RANK": run.machine * run.ranks + local_rank, "LOCAL_RANK": local_rank}
     places |= {"NODE_RANK": run.machine, "WORLD_SIZE": run.nodes * run.ranks}
     places |= {"LOCAL_WORLD_SIZE": run.ranks, "MASTER_PORT": port}
-    return {**rank_env, "MASTER_ADDR": master, **{name: str(n) for name, n in places.items()}}
+    master = run.options.get("master-addr") or env.get("MASTER_ADDR") or "127.0.0.1"
+    return ["here", f"MASTER_ADDR={master}", *(f"{name}={n}" for name, n in places.items())]

@@ -161,12 +161,11 @@ def start_here(
         env = {k: v for k, v in env.items() if k not in ("MASTER_ADDR", "MASTER_PORT")}
         children.start(start.torchrun_here(run, port, words), env)
         return children, holder
-    # 75 is not yet the end of the other ranks, which may still save.
-    children = Children(float(grace), not_failed=(0, Exit.AGAIN))
-    ranks = 1 if run.launcher == "once" else run.ranks
-    for rank in range(ranks):
-        place = start.place_here(run, env, rank, port)
-        children.start(run.command, place, whole_lines=ranks > 1)
+    children, once = Children(float(grace)), run.launcher == "once"
+    for rank in range(1 if once else run.ranks):
+        place = ["once"] if once else start.place_here(run, env, rank, port)
+        words = [*start.rank_words(*place), *run.command]
+        children.start(words, env, whole_lines=run.ranks > 1 and not once)
     return children, holder
 
 
@@ -176,7 +175,7 @@ def start_here(
 def follow(run: Run, children: Children, signals: Signals) -> int:
     """Wait for the end of an attempt; return its exit code. Each signal is handed on once."""
     number = signal.Signals[f"SIG{run.stop_signal}"]
-    plain = not run.allocation and run.launcher in ("srun", "once")
+    by_torchrun = not run.allocation and run.launcher in ("torchrun", "training")
     watch = Watch(run.folder) if run.command and run.launcher != "once" else None
     may_hang = run.allocation and not run.command and not run.only
     warned, end_at, next_look, done_at = False, NEVER, 0.0, NEVER
@@ -192,14 +191,12 @@ def follow(run: Run, children: Children, signals: Signals) -> int:
             children.end()
         if warned:
             pids = [process.pid for process in children.processes]
-            if not run.allocation and not plain:  # torchrun would end of it: it is for its ranks
+            if by_torchrun:  # which would end of it: it is for its ranks
                 pids = children_of(pids[0])
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
             warned = not pids  # torchrun has none yet
-        if plain and children.failed:
-            mark_rank(run, "failed", *children.failed)
         if watch:
             watch.look()
         if may_hang and now >= next_look:
@@ -214,28 +211,10 @@ def follow(run: Run, children: Children, signals: Signals) -> int:
     end_descendants(grace_s=children.grace_s)
     if run.job is not None:
         run.job["ranks_together"] = watch.found if watch else None
-    codes = [code or 0 for code in children.codes()]
-    if plain:
-        if children.failed:
-            mark_rank(run, "failed", *children.failed)
-        for rank in (rank for rank, code in enumerate(codes) if code == Exit.AGAIN):
-            mark_rank(run, "preempted", rank, Exit.AGAIN)
-    return children.failed[1] if children.failed else max(codes)
+    return children.failed[1] if children.failed else 0
 
 
 # --- how it ended ---------------------------------------------------------------------------------
-
-
-def mark_rank(run: Run, kind: str, local_rank: int, code: int) -> None:
-    """Note how a rank ended, as hpc/rank.bash does; the first one says how the attempt ended."""
-    name = {number + 128: number.name for number in signal.Signals}.get(code)
-    reason = f"ended by {name}" if name else f"exit code {code}"
-    if name == f"SIG{run.stop_signal}":
-        reason = f"ended by the stop signal, {name}, which the command does not handle"
-    who = "" if run.launcher == "once" else f"rank {run.machine * run.ranks + local_rank}: "
-    path = run.paths.attempts / str(run.attempt) / kind
-    with contextlib.suppress(OSError), path.open("x") as file:
-        file.write(f"{code} {who}{reason}\n" if kind == "failed" else f"{who}{reason}\n")
 
 
 def read_note(path: Path) -> str | None:

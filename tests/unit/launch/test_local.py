@@ -62,7 +62,7 @@ def runs() -> list[RunPaths]:
     [
         ("exit 0", "ok", 0),
         ("exit 1", "failed", 1),
-        ("kill -9 $PPID", "failed", 137),  # its run.sh
+        ("kill -9 $(grep -Po '^ .pid.: \\K[0-9]+' $JOBKIT_RUN_DIR/job.json)", "failed", 137),
         ("exec sleep 100", "cancelled", 143),
     ],
 )
