@@ -6,25 +6,22 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from checking import MissingError, by_rank, has_left, load, main
-from ranks import join_group
+from checking import MissingError, by_rank, has_left, load
+from ranks import gather, join_group
 
 WORLD = 2
 
 
-def call(mine, backends, reduces):
-    """Call setup() and cleanup() once; say what they did."""
-    returned, joined, total = mine.setup(), dist.is_initialized(), None
-    if joined and reduces:
-        value = torch.tensor([dist.get_rank() + 1.0])
-        dist.all_reduce(value)
-        total = value.item()
+def call(mine):
+    """Call setup() and cleanup() once; return what it returned, a sum, and whether it left."""
+    returned, total = mine.setup(), torch.tensor(1.0)
+    if dist.is_initialized():
+        dist.all_reduce(total)
     mine.cleanup()
     left = has_left()
     if not (isinstance(returned, tuple | list) and len(returned) == 4):
         raise MissingError("setup() did not return four values")
-    return {"place": tuple(returned[:3]), "device": str(returned[3]), "joined": joined,
-            "sum": total, "left": left, "backend": (backends or [None])[-1]}  # fmt: skip
+    return tuple(returned[:3]), str(returned[3]), total.item(), left
 
 
 def work(me, path):
@@ -38,43 +35,33 @@ def work(me, path):
         size = int(os.environ["WORLD_SIZE"]) if world_size < 0 else world_size
         if (place, size) != (me, WORLD):  # it would wait for a rank that never comes
             raise MissingError(f"joins as rank {place} of {size}, but is {me} of {WORLD}")
-        backends.append(backend)
+        backends.append(str(backend))
         join_group(place, size, f"store{len(backends)}")
 
     with mock.patch.object(dist, "init_process_group", join):
         mine = load(path, "setup", "cleanup")
-        plain = call(mine, backends, reduces=True)
-        with (
-            mock.patch.object(torch.cuda, "is_available", lambda: True),
-            mock.patch.object(torch.cuda, "device_count", lambda: 1),
-            mock.patch.object(torch.cuda, "set_device", lambda device: None),
+        plain = call(mine)
+        with mock.patch.multiple(
+            torch.cuda, is_available=lambda: True, device_count=lambda: 1, set_device=lambda _: None
         ):
-            return plain, call(mine, backends, reduces=False)
-
-
-def judge(results):
-    plain, gpu = zip(*results, strict=True)
-    places, right = [r["place"] for r in plain], [(rank, 0, WORLD) for rank in range(WORLD)]
-    devices, backends = [r["device"] for r in gpu], [plain[0]["backend"], gpu[0]["backend"]]
-    fits = [b is None or name in str(b) for b, name in zip(backends, ("gloo", "nccl"), strict=True)]
+            gpu = call(mine)
+    join_group(me, WORLD, "end")
+    places, plain_devices, sums, left = zip(*gather(plain), strict=True)
+    _, devices, _, gpu_left = zip(*gather(gpu), strict=True)
+    right = [(rank, 0, WORLD) for rank in range(WORLD)]
+    fits = [name in b or b == "None" for name, b in zip(("gloo", "nccl"), backends, strict=False)]
     return [
-        (all(r["joined"] and r["sum"] == 3 for r in plain),
-         "after setup() the two ranks are in one process group",
-         f"joined {by_rank([r['joined'] for r in plain])}"),
-        (places == right,
+        (sums == (2, 2), "after setup() the two ranks are in one process group",
+         f"a sum over the group counts {by_rank(sums)}"),
+        (list(places) == right,
          "rank, local_rank and world_size are right on two nodes of one process each",
          f"{by_rank(places)}; right are {by_rank(right)}"),
         (all(fits), "the backend is one for the device",
-         f"{backends[0]} without a GPU and {backends[1]} with one"),
-        (all(r["device"] == "cpu" for r in plain), "without a GPU the device is the CPU",
-         by_rank([r["device"] for r in plain])),
-        (devices == ["cuda:0"] * WORLD,
+         f"{' without a GPU and '.join(backends)} with one"),
+        (set(plain_devices) == {"cpu"}, "without a GPU the device is the CPU",
+         by_rank(plain_devices)),
+        (set(devices) == {"cuda:0"},
          "on two nodes with one GPU each, both ranks take the GPU that is there",
          f"{by_rank(devices)}; each node has a GPU 0 and no other"),
-        (all(r["left"] for r in (*plain, *gpu)), "after cleanup() there is no process group",
-         "it is still there"),
+        (all(left + gpu_left), "after cleanup() there is no process group", "it is still there"),
     ]  # fmt: skip
-
-
-if __name__ == "__main__":
-    main(work, judge, join=False)

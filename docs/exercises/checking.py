@@ -1,21 +1,18 @@
-"""What the checks of the exercises share: a learner's file on two ranks, and what is wrong with it.
+"""Run a learner's file on two ranks, and say what is wrong with it: checking.py NUMBER FILE.
 
-A check has work(rank, path), which runs the file on a rank, and judge(results), which returns for
-each promise whether it is kept, the promise, and what was found.
+A check has work(rank, path), which runs the file on a rank and returns for each promise whether it
+is kept, the promise, and what was found.
 """
 
-import re
+import importlib
+import runpy
 import sys
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import torch.distributed as dist
 
-from ranks import Failure, attempt
-
-# What Gloo says when another rank has ended, or does not come.
-ALONE = re.compile(r"timed? ?out|connection (closed|reset)|peer", re.IGNORECASE)
+from ranks import RankError, on_ranks
 
 
 class MissingError(Exception):
@@ -23,28 +20,27 @@ class MissingError(Exception):
 
 
 def load(path, *names):
-    """Import the learner's file; raise MissingError where it lacks one of the functions."""
-    loader = SourceFileLoader("my_exercise", path)  # whatever the name of the file ends with
-    module = sys.modules[loader.name] = ModuleType(loader.name)
-    module.__file__ = path
-    sys.dont_write_bytecode = True
-    exec(loader.source_to_code(loader.get_data(path), path), module.__dict__)
+    """Run the learner's file; raise MissingError where it lacks one of the functions."""
+    mine = SimpleNamespace(**runpy.run_path(path))
     for name in names:
-        if not callable(getattr(module, name, None)):
+        if not callable(getattr(mine, name, None)):
             raise MissingError(f"the file has no function {name}()")
-    return module
+    return mine
 
 
-def check(path, work, judge, join=True):
-    """Run work(rank, path) on two ranks; return (is kept, text) of each promise.
-
-    join: whether the ranks are in a process group before the file is run.
-    """
-    results = attempt(work, path, join=join, file=path, limit_s=90.0)
-    if failures := [result for result in results if isinstance(result, Failure)]:
-        # The others follow from the first one, where ranks wait for each other.
-        return [(False, explain(min(failures, key=lambda failure: failure.at_s)))]
-    return [(ok, text if ok else f"{text}: {found}") for ok, text, found in judge(results)]
+def check(number, path):
+    """Run the check of an exercise on two ranks; return (is kept, text) of each promise."""
+    work = importlib.import_module(f"check_{number.replace('.', '_')}").work
+    try:
+        promises = on_ranks(work, path, join=False, file=path, limit_s=90.0)[0]
+    except RankError as error:
+        place = f", line {error.line}" if error.line else ""
+        kind, _, detail = error.text.partition(": ")
+        if kind == "NotImplementedError":
+            return [(False, f"{detail} is not completed{place}")]
+        text = detail if kind == "MissingError" else error.text
+        return [(False, f"rank {error.rank}{place}: {text}")]
+    return [(ok, text if ok else f"{text}: {found}") for ok, text, found in promises]
 
 
 def has_left():
@@ -55,20 +51,6 @@ def has_left():
     return left
 
 
-def explain(failure):
-    """What a failure of a rank means."""
-    place = f", line {failure.line}" if failure.line else ""
-    kind, _, detail = failure.text.partition(": ")
-    if kind == "NotImplementedError":
-        return f"{detail or 'a function'} is not completed{place}"
-    if kind == "MissingError":
-        return f"rank {failure.rank}: {detail}{place}"
-    what = "stopped"
-    if kind != "TypeError" and ALONE.search(failure.text):
-        what = "waited for the other rank, which did not come"
-    return f"rank {failure.rank} {what}{place}: {failure.text}"
-
-
 def by_rank(values):
     """Values of the ranks for a reader: `3 on rank 0, 5 on rank 1`."""
     if len({str(value) for value in values}) == 1:
@@ -76,13 +58,15 @@ def by_rank(values):
     return ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
 
 
-def main(work, judge, join=True):
-    """Check the file that the command line names; end with 4 where something is wrong."""
-    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_file():
-        sys.exit(f"usage: python {sys.argv[0]} FILE, the file that you completed")
-    remarks = check(str(Path(sys.argv[1]).resolve()), work, judge, join)
+def main(number, path):
+    """Print what is right and wrong; return 4 where something is wrong."""
+    remarks = check(number, str(Path(path).resolve()))
     for ok, text in remarks:
         print("ok   " if ok else "WRONG", text)
     wrong = sum(not ok for ok, _ in remarks)
-    print(f"{sys.argv[1]}: {wrong} wrong" if wrong else f"{sys.argv[1]}: all is right")
-    sys.exit(4 if wrong else 0)
+    print(f"{path}: {wrong} wrong" if wrong else f"{path}: all is right")
+    return 4 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

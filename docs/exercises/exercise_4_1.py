@@ -1,7 +1,6 @@
 """Exercise 4.1: what DDP replicates, and what it averages."""
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -36,16 +35,15 @@ def gradients():
 def hold(rank, world):
     """MiB of the parameters and gradients of a DDP model."""
     model = DistributedDataParallel(nn.Sequential(*(nn.Linear(512, 512) for _ in range(8))))
-    F.mse_loss(model(torch.randn(4, 512)), torch.zeros(4, 512)).backward()
-    parameters = list(model.parameters())
-    weights = sum(p.numel() * p.element_size() for p in parameters)
-    grads = sum(p.grad.numel() * p.grad.element_size() for p in parameters)
-    return (world, rank, sum(p.numel() for p in parameters), weights / MIB, grads / MIB)
+    model(torch.randn(4, 512)).sum().backward()
+    weights = sum(p.nbytes for p in model.parameters())
+    gradients = sum(p.grad.nbytes for p in model.parameters())
+    return world, rank, weights / MIB, gradients / MIB
 
 
 def held():
     rows = [row for world in (1, 2, 3) for row in on_ranks(hold, world, world=world)]
-    head = ("ranks", "rank", "parameters", "parameters (MiB)", "gradients (MiB)")
+    head = ("ranks", "rank", "parameters (MiB)", "gradients (MiB)")
     return "8 linear layers of 512 x 512 under DDP: held by each rank", head, rows
 
 

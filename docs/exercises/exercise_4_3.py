@@ -5,16 +5,16 @@ import time
 
 import torch
 
-from exercise_4_2 import make, tensor_bytes
-from ranks import MIB, count_collectives, main, on_ranks
+from exercise_4_2 import count_collectives, local_mib, make
+from ranks import main, on_ranks
 
 STEPS, BATCH = 7, 16
 WAYS = {"DDP": 0, "FSDP, 1 group": 1, "FSDP, 8 groups": 8}
 
 
 def measure(rank, width, groups):
-    """Collectives, median and best time of a step, and what is held after it."""
-    model, _ = make(groups, width=width)
+    """Collectives, median and best time of a step, and MiB of weights and AdamW's moments."""
+    model = make(groups, width=width)
     optimizer = torch.optim.AdamW(model.parameters())
     x, times = torch.randn(BATCH, width), []
 
@@ -28,8 +28,10 @@ def measure(rank, width, groups):
         begun = time.perf_counter()
         step()
         times.append(1000 * (time.perf_counter() - begun))
-    calls = sum(count_collectives(step).values())
-    return calls, statistics.median(times), min(times), tensor_bytes() / MIB
+    calls = sum(count_collectives(step)[1].values())
+    moments = [tensor for state in optimizer.state.values() for tensor in state.values()]
+    held = local_mib([*model.parameters(), *moments])
+    return calls, statistics.median(times), min(times), held
 
 
 def per_step():
@@ -40,7 +42,7 @@ def per_step():
     ]
     head = ("parameters", "strategy", "collectives", "median (ms)", "best (ms)")
     title = f"a step of AdamW on two ranks: median and best of {STEPS}"
-    return title, (*head, "held after it (MiB)"), rows
+    return title, (*head, "weights and moments (MiB)"), rows
 
 
 if __name__ == "__main__":

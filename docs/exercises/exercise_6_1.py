@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from jobkit.payload.model import CNN
-from ranks import MIB, kept_for_backward, main, on_ranks
+from ranks import MIB, main, on_ranks
 
 IMAGES = 256
 
@@ -22,25 +22,32 @@ def norms(clears):
             optimizer.zero_grad()
         loss = F.cross_entropy(model(x), y)
         loss.backward()
-        parts = torch.stack([p.grad.norm() for p in model.parameters()])
-        yield parts.norm().item(), loss.item()
+        yield nn.utils.get_total_norm([p.grad for p in model.parameters()]).item(), loss.item()
         optimizer.step()
 
 
 def gradients():
-    pairs = enumerate(zip(norms(True), norms(False), strict=True))
+    steps = zip(range(6), norms(True), norms(False), strict=True)
+    rows = [(i, a[0], b[0], a[1], b[1]) for i, a, b in steps]
     head = ("step", "norm with zero_grad", "norm without", "loss with zero_grad", "loss without")
-    rows = [(i, a[0], b[0], a[1], b[1]) for i, (a, b) in pairs]
     return "steps on the same batch: norm of the gradient, and loss", head, rows
 
 
 def memory():
-    model, images = CNN(10).eval(), torch.randn(IMAGES, 3, 32, 32)
-    rows = []
-    for no_grad in (True, False):
-        with torch.set_grad_enabled(not no_grad):
-            kept = kept_for_backward(model, lambda: model(images))
-        rows.append(("yes" if no_grad else "no", kept / MIB))
+    """All tensors that a validation pass keeps for a backward pass, each storage once."""
+    model, images, rows = CNN(10).eval(), torch.randn(IMAGES, 3, 32, 32), []
+    for no_grad in ("yes", "no"):
+        kept = {}
+
+        def keep(tensor, kept=kept):
+            storage = tensor.untyped_storage()
+            kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+        with torch.set_grad_enabled(no_grad == "no"), hooks:
+            model(images)
+        rows.append((no_grad, sum(kept.values()) / MIB))
     title = f"a validation pass of the CNN over {IMAGES} images in one batch"
     return title, ("no_grad", "kept for backward (MiB)"), rows
 
@@ -68,15 +75,13 @@ def losses(rank):
     x, y = torch.randn(20, 8), torch.randint(3, (20,))
     mine = slice(0, 16) if rank == 0 else slice(16, 20)
     with torch.no_grad():
-        total = F.cross_entropy(model(x[mine]), y[mine], reduction="sum").double()
+        total = F.cross_entropy(model(x[mine]), y[mine], reduction="sum").item()
         alone = F.cross_entropy(model(x), y).item()
-    count = torch.tensor(float(len(y[mine])), dtype=torch.float64)
-    mean, sums = total / count, torch.stack([total, count])
-    averaged = mean.clone()
-    dist.all_reduce(averaged)
+    count = len(y[mine])
+    sums = torch.tensor([total / count, total, count], dtype=torch.float64)
     dist.all_reduce(sums)
-    of_means = averaged.item() / dist.get_world_size()
-    return rank, count.item(), mean.item(), of_means, (sums[0] / sums[1]).item(), alone
+    of_means, of_sums = sums[0] / dist.get_world_size(), sums[1] / sums[2]
+    return rank, count, total / count, of_means.item(), of_sums.item(), alone
 
 
 def means():

@@ -4,6 +4,7 @@ Each is a script in docs/exercises, which measures something on this machine; th
 have the questions and the answers. Five have a file to complete, and a check that runs it.
 """
 
+import re
 import shlex
 import subprocess
 import sys
@@ -18,19 +19,11 @@ _STUDY = (
     "run --site local --study demo --strategies ddp fsdp --train-samples 1024 "
     "--test-samples 256 --epochs 3 --global-batch-size 64 --lr 0.02 --name "
 )
-# Number: title, chapter, and the commands of jobkit where it has no script of its own.
-EXERCISES: dict[str, tuple[str, str, Sequence[str]]] = {
-    "1.1": ("shapes and batch sizes", "1-model", ()),
-    "2.1": ("the process group", "2-setup", ()),
-    "3.1": ("the data of each rank", "3-data", ()),
-    "4.1": ("DDP: what is replicated", "4-strategies", ()),
-    "4.2": ("FSDP and mixed precision", "4-strategies", ()),
-    "4.3": ("DDP against FSDP", "4-strategies", ()),
-    "5.1": ("the whole program", "5-program", ()),
-    "6.1": ("training and validation", "6-training", ()),
-    "6.2": ("DDP and FSDP train", "6-training", [f"{_STUDY}exercise-6 --gpus 2"]),
-    "7.1": ("a small study", "7-scaling", [f"{_STUDY}exercise-7 --gpus 1 2", "collect exercise-7"]),
-    "7.2": ("its figures and sentences", "7-scaling", ["plot exercise-7"]),
+# Those that are commands of jobkit, and no script.
+COMMANDS = {
+    "6.2": [f"{_STUDY}exercise-6 --gpus 2"],
+    "7.1": [f"{_STUDY}exercise-7 --gpus 1 2", "collect exercise-7"],
+    "7.2": ["plot exercise-7"],
 }
 EPILOG = """examples:
   python -m jobkit exercise                                  list them
@@ -42,14 +35,11 @@ exit codes: 0 ok; 1 it could not be measured; 2 wrong usage; 4 the check found s
 """
 
 
-def skeleton_of(number: str) -> Path:
-    """The file to complete; it is there for the exercises that have one."""
-    return FOLDER / "skeletons" / f"{number}.txt"
-
-
-def script_of(number: str, kind: str = "exercise") -> Path:
-    """The script that measures, or the one that checks."""
-    return FOLDER / f"{kind}_{number.replace('.', '_')}.py"
+def read_exercises() -> dict[str, tuple[str, Path]]:
+    """The title and the page of each exercise by its number, from the headings of the chapters."""
+    heading = re.compile(r"^## ([\d.]+) (.+)$", re.MULTILINE)
+    pages = {page: page.read_text("utf-8") for page in sorted(FOLDER.glob("*.md"))}
+    return {m[1]: (m[2], page) for page, text in pages.items() for m in heading.finditer(text)}
 
 
 @command
@@ -65,25 +55,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     what.add_argument("--skeleton", metavar="FILE", help="write the file to complete")
     what.add_argument("--check", metavar="FILE", help="run a completed file on two ranks, judge it")
     args = parser.parse_args(argv)
+    exercises = read_exercises()
+    skeletons = {path.stem: path for path in sorted((FOLDER / "skeletons").glob("*.txt"))}
+    if args.skeleton or args.check:
+        one_of("exercise with a file to complete", args.number, skeletons)
     if args.number is None:
-        if args.skeleton or args.check:
-            raise UsageError("which exercise? as: python -m jobkit exercise 4.1 --check FILE")
         print("exercises (docs/exercises has the questions):")
-        for number, (title, _, _) in EXERCISES.items():
-            more = "; a file to complete" if skeleton_of(number).exists() else ""
-            print(f"  {number}  {title}{more}")
+        for number, (title, _) in exercises.items():
+            print(f"  {number}  {title}{'; a file to complete' if number in skeletons else ''}")
         print("\n'python -m jobkit exercise NUMBER' measures one")
         return Exit.OK
-    one_of("exercise", args.number, EXERCISES)
-    _, chapter, commands = EXERCISES[args.number]
-    skeleton = skeleton_of(args.number)
-    if (args.skeleton or args.check) and not skeleton.exists():
-        known = ", ".join(number for number in EXERCISES if skeleton_of(number).exists())
-        raise UsageError(f"exercise {args.number} has no file to complete (these do: {known})")
+    one_of("exercise", args.number, exercises)
     if args.skeleton:
         try:
             with Path(args.skeleton).open("x", encoding="utf-8") as out:
-                out.write(skeleton.read_text(encoding="utf-8"))
+                out.write(skeletons[args.number].read_text(encoding="utf-8"))
         except OSError as error:
             raise UsageError(f"{args.skeleton}: {error.strerror}") from None
         check = f"'python -m jobkit exercise {args.number} --check {args.skeleton}'"
@@ -92,14 +78,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.check:
         if not Path(args.check).is_file():
             raise UsageError(f"{args.check}: no such file; --skeleton FILE writes one")
-        words = [sys.executable, str(script_of(args.number, "check")), args.check]
+        words = [sys.executable, str(FOLDER / "checking.py"), args.number, args.check]
         return subprocess.run(words).returncode
-    for text in commands:
-        print(f"$ jobkit {text}", flush=True)
-        if subprocess.run([sys.executable, "-m", "jobkit", *shlex.split(text)]).returncode:
+    script = str(FOLDER / f"exercise_{args.number.replace('.', '_')}.py")
+    commands = [["-m", "jobkit", *shlex.split(text)] for text in COMMANDS.get(args.number, ())]
+    for words in commands or [[script]]:
+        if commands:
+            print(f"$ jobkit {shlex.join(words[2:])}", flush=True)
+        if subprocess.run([sys.executable, *words]).returncode:
             return Exit.FAILED
-    own = [sys.executable, str(script_of(args.number))]
-    if not commands and subprocess.run(own).returncode:
-        return Exit.FAILED
-    print(f"the answer: docs/exercises/{chapter}.md")
+    print(f"the answer: docs/exercises/{exercises[args.number][1].name}")
     return Exit.OK

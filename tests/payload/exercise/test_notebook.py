@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from schedule import Slot, slots_of_equal_length
 from support import needs
 from support.place import ROOT
 
@@ -28,20 +27,6 @@ def test_what_the_notebook_uses_is_there() -> None:
     ]
     assert len(of_scripts) > 3
     assert [name for name in of_scripts if not hasattr(used[name[0]], name[1])] == []
-
-
-def test_the_slots_of_a_pipeline_of_two() -> None:
-    """GPipe with two microbatches: 6 units of time, of which each stage computes 4."""
-    order = ["F0", "F1", "B0", "B1"]
-    found = [
-        Slot(stage, what[0], int(what[1]), 10.0 * i + stage, 0)
-        for i, what in enumerate(order)
-        for stage in ((0, 1) if what[0] == "F" else (1, 0))
-    ]
-    made = slots_of_equal_length(found)
-    assert len(made) == 8 and max(slot.end_ms for slot in made) == 6
-    begins = {(s.stage, s.kind, s.microbatch): s.begin_ms for s in made}
-    assert begins[1, "F", 0] == 1 and begins[1, "B", 0] == 3 and begins[0, "B", 0] == 4
 
 
 @pytest.mark.long
@@ -68,7 +53,8 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     assert "FULL_SHARD" in done.stdout and "52.2" in done.stdout
     assert re.search(r"^mp on 2 ranks: \d+ images/s$", done.stdout, re.MULTILINE)
-    assert "1f1b: microbatches held by the first stage 4, by the last 1" in done.stdout
+    assert "1f1b: " in done.stdout and "microbatches held by the last stage: 1\n" in done.stdout
+    assert "microbatches held by the last stage: 4\n" in done.stdout  # GPipe's
     rates = re.findall(r"(\w+): \d+ images/s, \d+ MiB, efficiency ([\d.]+)", done.stdout)
     assert [name for name, _ in rates] == ["single", "dp", "ddp", "fsdp"]
     assert dict(rates)["single"] == "1.00"  # the others are relative to it
