@@ -46,10 +46,7 @@ def test_the_links_of_recorded_lines() -> None:
         (SHARED, [(0, 1, "SHM")]),
         ("user:5181:5232 [2] NCCL INFO Using network IB\n", []),
     ):
-        assert group.links(text, range(16)) == links
-    # Ranks of a smaller group are those of the job.
-    assert group.links(NO_NVLS, [0, 4, 8]) == [(0, 8, "NET/IB GDRDMA")]
-    assert group.links(IBEXT, [0, 4]) == []
+        assert group.links(text) == links
 
 
 def test_the_log_is_a_file_of_this_process_and_a_users_own_is_left(tmp_path: Path) -> None:
@@ -58,10 +55,9 @@ def test_the_log_is_a_file_of_this_process_and_a_users_own_is_left(tmp_path: Pat
     assert environ["NCCL_DEBUG"] == "INFO" and "NCCL_DEBUG_SUBSYS" not in environ
     host = os.uname().nodename.split(".")[0]
     assert path.name == f"nccl-{host}-{os.getpid()}.log" and path.parent.is_dir()
-    assert group.read_log(path) == ("", 0)
+    assert group.read_log(path) == ""
     path.write_text(OFI)
-    assert group.read_log(path) == (OFI, len(OFI))
-    assert group.read_log(path, 9) == (OFI[9:], len(OFI))
+    assert group.read_log(path) == OFI
     given = {"NCCL_DEBUG_FILE": str(tmp_path / "mine.%p"), "NCCL_DEBUG": "WARN"}
     assert group.keep_log(given) == tmp_path / f"mine.{os.getpid()}"
     assert given["NCCL_DEBUG"] == "WARN"
@@ -82,7 +78,7 @@ FAST = via(0, 1, "P2P/CUMEM/read") + via(1, 2, "NET/IB/0/GDRDMA")
 
 WAYS = [
     (FAST, "NET/IB GDRDMA between 1 pair of ranks (1-2); P2P/CUMEM between 1 pair", ""),
-    (via(1, 2, "NET/Socket/3"), "", "TCP (NET/Socket) between 1 pair of ranks (1-2), and"),
+    (via(1, 2, "NET/Socket/3"), "", "TCP: NET/Socket between 1 pair of ranks (1-2), and"),
     (via(0, 1, "SHM/direct/direct"), "", "SHM between 1 pair of ranks (0-1) of a node"),
     (via(0, 1, "NET/IB/0/GDRDMA"), "", "NET/IB GDRDMA between 1 pair of ranks (0-1) of a node"),
     (via(1, 2, "NET/IB/0"), "", "NET/IB between 1 pair of ranks (1-2) is without GPUDirect"),
@@ -93,7 +89,7 @@ WAYS = [
 @pytest.mark.parametrize(("log", "said", "note"), WAYS)
 def test_ways_are_told_and_slow_ones_noted(log, said, note) -> None:
     facts = [one | {"nics": {"mlx5_0:1": 200.0}} for one in sound()]
-    links = group.links(log, range(4))
+    links = group.links(log)
     results = [one | {"links": [] if one["rank"] else links} for one in outcome(facts)]
     text, notes = told("transports", facts, results)
     assert said in text and note in notes and bool(notes) == bool(note)

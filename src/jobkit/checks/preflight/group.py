@@ -7,7 +7,7 @@ import socket
 import statistics
 import tempfile
 import time
-from collections.abc import MutableMapping, Sequence
+from collections.abc import MutableMapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -52,11 +52,11 @@ def _measure(group: Group, log: Path, timeout: timedelta) -> Results:
     total = group.reduce({"ranks": place.rank + 1}, "sum")["ranks"]
     latency_s = _seconds(torch.ones(1, device=device), 20, None)
     results: Results = {"backend": group.backend, "sum": total, "latency_us": latency_s * 1e6}
-    # One rank per node; all of them on one node. What is connected for the large all_reduces has
-    # the ranks of this smaller group in NCCL's log.
+    if group.backend == "nccl":  # before another group writes ranks of its own into the log
+        results["links"] = links(read_log(log))[:_MAX_LINKS]
+    # One rank per node; all of them on one node.
     leaders = list(range(0, place.world_size, place.local_world_size))
     members = leaders if len(leaders) > 1 else list(range(place.world_size))
-    first_log, begun = read_log(log)
     if len(members) > 1:
         inner = dist.new_group(members, timeout=timeout)  # every rank must call this
         for mib in _SIZES_MIB[device.type] if place.rank in members else ():
@@ -68,10 +68,6 @@ def _measure(group: Group, log: Path, timeout: timedelta) -> Results:
         if place.rank in members:
             results["wrong_sums"] = wrong_sums(device, members.index(place.rank), inner)
         dist.barrier()
-    if group.backend == "nccl":
-        ways = links(first_log, range(place.world_size))
-        ways += links(read_log(log, begun)[0], members)
-        results["links"] = list(dict.fromkeys(ways))[:_MAX_LINKS]
     group.close()
     return results
 
@@ -131,28 +127,25 @@ def keep_log(environ: MutableMapping[str, str] = os.environ) -> Path:
     return Path(name.replace("%h", socket.gethostname().split(".")[0]))
 
 
-def read_log(path: Path, start: int = 0) -> tuple[str, int]:
-    """Return the log of this process from a byte on, and its end; nothing if it is unreadable."""
+def read_log(path: Path) -> str:
+    """Return the log of this process; nothing if it is unreadable."""
     try:
         with open_regular(path) as file:
-            file.seek(start)
-            return file.read(MAX_TEXT).decode(errors="replace"), file.seek(0, os.SEEK_END)
+            return file.read(MAX_TEXT).decode(errors="replace")
     except OSError:
-        return "", start
+        return ""
 
 
-def links(text: str, members: Sequence[int]) -> list[tuple[int, int, str]]:
+def links(text: str) -> list[tuple[int, int, str]]:
     """Return the links in a log, each once: two ranks and the way, as NET/IB GDRDMA, P2P/CUMEM.
 
-    members: the job's rank of each rank of the group. GDRDMA: the network reads the GPU's memory.
+    GDRDMA: the network reads the GPU's memory.
     """
     pairs: dict[tuple[int, int, str], None] = {}
     for match in _VIA.finditer(text):
         first, second = sorted(int(number) for number in match.group(1, 2))
-        if second >= len(members):
-            continue  # of another group
         parts = match[3].strip().split("/")
         way = "SHM" if parts[0] == "SHM" else "/".join(parts[:2])
         way += " GDRDMA" if "GDRDMA" in parts else ""
-        pairs[members[first], members[second], way] = None
+        pairs[first, second, way] = None
     return list(pairs)

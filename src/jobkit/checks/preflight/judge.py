@@ -19,17 +19,14 @@ _MIN_NCCL_MB_PER_S = 5000.0  # where no rate is known: TCP over a fast network g
 _MIN_GLOO_MB_PER_S = 100.0
 _MIN_SHARE_OF_RATE = 0.25  # chosen, of the fastest interface's: TCP reaches a tenth of 200 Gb/s
 
-HUNG_NODE = (
-    "a file system, a name server or a GPU's driver hangs there: check dmesg and df on that node, "
-    "or leave it out with --exclude"
-)
+HUNG_NODE = "a file system, name server or driver hangs: check dmesg and df there, or use --exclude"
 _START_WITH_SRUN = (
     "start ranks with srun as run.sh does, give --nodes and --ntasks-per-node, and export no RANK, "
     "WORLD_SIZE or SLURM_* variable in the batch script"
 )
 _BLOCK = "srun --distribution=block, with the same number of ranks on each node"
 _GPU_PER_RANK = "ask for one GPU per rank (--gpus-per-node as --ntasks-per-node), or --device cpu"
-_TORCH_FOR_GPU = (
+_TORCH = (
     "install a torch for this driver and GPU (make LOCK= venv, with PIP_INDEX_URL of PyTorch's "
     "cu126 or cu128 wheels), or use the site's container"
 )
@@ -61,6 +58,7 @@ _NO_PEER = (
     "GPUs of a node copy by way of the host's memory: let each rank see all GPUs of its node "
     "(--gpu-bind=none), and check NCCL_P2P_DISABLE and ACS"
 )
+_NO_RDMA = "it copies by way of the host's memory (nvidia_peermem or dma-buf is missing)"
 
 
 @dataclass
@@ -69,20 +67,20 @@ class CheckResult:
 
     check: str
     text: str = ""  # what was measured
-    faults: list[str] = field(default_factory=list)
+    faults: dict[tuple[str, str], list[Facts]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def fault(self, place: str, what: str, fix: str) -> None:
-        self.faults.append(f"{place}: {what}; fix: {fix}")
-
-    def fault_each(self, facts: Sequence[Facts], texts: Iterable[str], fix: str) -> None:
-        """Add the text of each of the facts as a fault: none if it is empty, one for equal ones."""
-        for text, same in grouped(facts, texts).items():
-            self.fault(where(same), text, fix)
+    def fault(self, facts: Iterable[Facts], text: str | None, fix: str) -> None:
+        """Add what is wrong with some ranks, or nothing; what others have too is one fault."""
+        if text:
+            self.faults.setdefault((text, fix), []).extend(facts)
 
     def lines(self) -> list[str]:
         """The lines for people: one for each fault and note, or one for what was measured."""
-        lines = [f"FAULT {self.check}: {fault}" for fault in self.faults]
+        lines = [
+            f"FAULT {self.check}: {where(facts)}: {text}; fix: {fix}"
+            for (text, fix), facts in self.faults.items()
+        ]
         if self.text and not self.faults:
             lines.append(f"ok {self.check}: {self.text}")
         return lines + [f"note {self.check}: {note}" for note in self.notes]
@@ -120,16 +118,15 @@ def nodes_of(facts: Sequence[Facts]) -> str:
     return counted(len(by_host(facts)), "node")
 
 
-def by_host(facts: Sequence[Facts]) -> dict[str, list[Facts]]:
-    return grouped(facts, [f["host"] for f in facts])
+def by_host(facts: Iterable[Facts]) -> dict[str, list[Facts]]:
+    return {host: same for (host,), same in grouped(facts, "host").items()}
 
 
-def grouped(facts: Sequence[Facts], values: Iterable[Any]) -> dict[Any, list[Facts]]:
-    """The facts by a value of each; those whose value is empty are left out."""
-    groups: dict[Any, list[Facts]] = defaultdict(list)
-    for fact, value in zip(facts, values, strict=True):
-        if value:
-            groups[value].append(fact)
+def grouped(facts: Iterable[Facts], *keys: str) -> dict[tuple[Any, ...], list[Facts]]:
+    """The facts by what they have under some keys."""
+    groups: dict[tuple[Any, ...], list[Facts]] = defaultdict(list)
+    for fact in facts:
+        groups[tuple(fact[key] for key in keys)].append(fact)
     return groups
 
 
@@ -163,24 +160,20 @@ def judge_facts(
 
 def environment(facts: Sequence[Facts]) -> CheckResult:
     """Driver, torch's CUDA and the architectures that torch was built for: shown first."""
+    result = CheckResult("environment")
     torch = facts[0]["versions"]["torch"]
     shown = [f for f in facts if f["driver"] or f["architectures"]]
     if not shown:
-        return CheckResult("environment", f"torch {torch}, no GPU driver found")
+        result.text = f"torch {torch}, no GPU driver found"
+        return result
     architectures, runtime = shown[0]["architectures"], shown[0]["torch_cuda"] or "none"
     built = " ".join(architectures) or "unknown architectures"
     driver = shown[0]["driver"] or "unknown"
-    text = f"driver {driver}; torch {torch} for CUDA {runtime}; built for {built}"
-    result = CheckResult("environment", text)
-    unfit = [
-        f
-        for f in shown
-        if f["capability"]
-        and architectures
-        and not any(runs_on(name, f["capability"]) for name in architectures)
-    ]
-    texts = [f"the GPU is {f['capability']}, and torch was built for {built}" for f in unfit]
-    result.fault_each(unfit, texts, _TORCH_FOR_GPU)
+    result.text = f"driver {driver}; torch {torch} for CUDA {runtime}; built for {built}"
+    for fact in shown if architectures else ():
+        gpu = fact["capability"]
+        if gpu and not any(runs_on(name, gpu) for name in architectures):
+            result.fault([fact], f"the GPU is {gpu}, and torch was built for {built}", _TORCH)
     return result
 
 
@@ -206,43 +199,36 @@ def presence(
     reported = {f["rank"] for f in facts}
     if stuck := [f for f in connected if f["rank"] not in reported]:
         text = f"connected but did not report within {waited_s:.0f} s"
-        result.fault(where(stuck), text, HUNG_NODE)
+        result.fault(stuck, text, HUNG_NODE)
     nodes, per_node = dict(enumerate(facts[0]["nodes"])), facts[0]["local_world_size"]
-    absent = [
-        {"rank": rank, "host": nodes.get(rank // per_node, "an unknown node")}
-        for rank in sorted(set(range(expected)) - reported - {f["rank"] for f in stuck})
-    ]
-    for name, same in by_host(absent).items():
-        fix = f"check {name} and the error lines of these ranks (did they start? can they reach "
-        fix += f"{facts[0]['master_addr']}?)"
-        fix += f", or leave the node out with --exclude={name}" if nodes else ""
-        result.fault(where(same), f"did not connect within {waited_s:.0f} s", fix)
+    fix = "read the error lines of these ranks (did they start? can they reach "
+    fix += f"{facts[0]['master_addr']}?), or leave the node out with --exclude"
+    for rank in sorted(set(range(expected)) - reported - {f["rank"] for f in stuck}):
+        absent = [{"rank": rank, "host": nodes.get(rank // per_node, "an unknown node")}]
+        result.fault(absent, f"did not connect within {waited_s:.0f} s", fix)
     return result
 
 
 def ranks(facts: Sequence[Facts]) -> CheckResult:
     """Each rank is there once, those of a node follow each other, and the world size is right."""
-    hosts, size = by_host(facts), facts[0]["world_size"]
+    size = facts[0]["world_size"]
     result = CheckResult("ranks", f"world size {size}, each rank once; {where(facts)}")
-    for name, same in grouped(facts, [f"rank {f['rank']}" for f in facts]).items():
+    for (rank,), same in grouped(facts, "rank").items():
         if len(same) > 1:
-            nodes = [f"{host} ({len(there)})" for host, there in by_host(same).items()]
-            text = f"{len(same)} processes believe that they are {name}"
-            result.fault(", ".join(nodes[:8]), text, _START_WITH_SRUN)
-    wrong = [f for f in facts if f["tasks"] not in (None, f["world_size"])]
-    texts = [f"world size is {f['world_size']} and the step has {f['tasks']} tasks" for f in wrong]
-    result.fault_each(wrong, texts, _START_WITH_SRUN)
-    sizes = grouped(facts, [f["world_size"] for f in facts])
-    if len(sizes) > 1 and not wrong:
-        text = ", ".join(f"{size} ({where(same)})" for size, same in sizes.items())
-        result.fault("all", f"ranks differ in the world size: {text}", _START_WITH_SRUN)
-    for fact in () if result.faults else facts:
-        per_node, rank = fact["local_world_size"], fact["rank"]
-        if rank % per_node != fact["local_rank"] or any(
-            f["rank"] // per_node != rank // per_node for f in hosts[fact["host"]]
-        ):
-            text = f"rank is not node * {per_node} + local_rank (local_rank {fact['local_rank']})"
-            result.fault(where([fact]), text, _BLOCK)
+            text = f"{len(same)} processes believe that they are rank {rank}"
+            result.fault(same, text, _START_WITH_SRUN)
+    for fact in facts:
+        right = size if fact["tasks"] is None else fact["tasks"]
+        if fact["world_size"] != right:
+            text = f"world size is {fact['world_size']}, and {right} were started"
+            result.fault([fact], text, _START_WITH_SRUN)
+    for same in () if result.faults else by_host(facts).values():
+        for fact in same:
+            per_node, local = fact["local_world_size"], fact["local_rank"]
+            nodes = {f["rank"] // per_node for f in same}
+            if fact["rank"] % per_node != local or len(nodes) > 1:
+                text = f"rank is not node * {per_node} + local_rank (local_rank {local})"
+                result.fault([fact], text, _BLOCK)
     return result
 
 
@@ -252,17 +238,17 @@ def gpus(facts: Sequence[Facts]) -> CheckResult:
     Two MIG instances of one GPU have a PCI address in common, and NCCL refuses them.
     """
     result = CheckResult("gpus", "none visible: the ranks compute on their CPUs")
-    for text, same in grouped(facts, [f["gpu_fault"] for f in facts]).items():
-        result.fault(where(same), text, _TORCH_FOR_GPU if "driver" in text else _GPU_PER_RANK)
-    with_gpu, without = ([f for f in facts if bool(f["gpus"]) is has] for has in (True, False))
+    for fact in facts:
+        fix = _TORCH if "driver" in fact["gpu_fault"] else _GPU_PER_RANK
+        result.fault([fact], fact["gpu_fault"], fix)
+    with_gpu = [f for f in facts if f["gpus"]]
+    without = [f for f in facts if not f["gpus"]]
     if with_gpu and without and not result.faults:
-        result.fault(where(without), "no GPU is visible, and other ranks have one", _GPU_PER_RANK)
+        result.fault(without, "no GPU is visible, and other ranks have one", _GPU_PER_RANK)
     for key in ("gpu", "gpu_bus"):
-        places = [f[key] and (f["host"], f[key]) for f in with_gpu]
-        for (host, gpu), same in grouped(with_gpu, places).items():
-            if len(same) > 1 and not result.faults:
-                text = f"{len(same)} ranks are on one GPU, {gpu} (host {host})"
-                result.fault(where(same), text, _GPU_PER_RANK)
+        for (_, gpu), same in grouped(with_gpu, "host", key).items():
+            if len(same) > 1 and gpu and not result.faults:
+                result.fault(same, f"{len(same)} ranks are on one GPU, {gpu}", _GPU_PER_RANK)
     if kinds := sorted({f["gpu_name"] for f in with_gpu}):
         result.text = f"one per rank, none shared: {', '.join(kinds)}"
         if len(kinds) > 1:
@@ -277,12 +263,10 @@ def cores(facts: Sequence[Facts]) -> CheckResult:
         sets = {frozenset(f["cores"]) for f in same}
         total, least = frozenset.union(*sets), min(map(len, sets))
         machine, threads = same[0]["machine_cores"], sum(f["threads"] for f in same)
-        if len(same) > 1 and len(sets) == 1 and least < len(same) and least < machine:
-            text = f"all share {counted(least, 'core')} ({ranges(total)}) of {machine}"
-            result.fault(where(same), text, _BIND_CORES)
-        elif len(sets) > 1 and sum(map(len, sets)) > len(total):
+        too_few = len(sets) == 1 and least < min(len(same), machine)
+        if too_few or sum(map(len, sets)) > len(total):
             pairs = ", ".join(f"rank {f['rank']}: {ranges(f['cores'])}" for f in same[:4])
-            result.fault(where(same), f"bound to cores that overlap ({pairs})", _BIND_CORES)
+            result.fault(same, f"bound to cores that overlap ({pairs} of {machine})", _BIND_CORES)
         if threads > len(total):
             of = f"{threads} threads of {len(same)} ranks"
             result.notes.append(f"{host} has {len(total)} for {of}: cores oversubscribed")
@@ -291,14 +275,13 @@ def cores(facts: Sequence[Facts]) -> CheckResult:
                 f"{host} has {counted(len(total), 'core')} for {counted(len(same), 'GPU')}, which "
                 f"then wait for the host: ask for --cpus-per-task={MIN_CORES_PER_GPU} or more"
             )
-        shared = f", shared by {len(same)} ranks" if len(sets) < len(same) else " per rank"
-        texts.append(f"{host} {least} of {machine} cores{shared}")
+        shared = f"shared by {len(same)} ranks" if len(sets) < len(same) else "per rank"
+        texts.append(f"{host} {least} of {machine} cores {shared}")
     result.text = "; ".join(texts[:4]) + "; ..." * (len(texts) > 4)
-    few = [f for f in facts if len(f["cores"]) < f["threads"]]
-    counts = [(f["threads"], len(f["cores"])) for f in few]
-    for (threads, count), same in grouped(few, counts).items():
-        text = f"{threads} threads on {counted(count, 'core')}"
-        result.fault(where(same), text, f"OMP_NUM_THREADS={count}, or more --cpus-per-task")
+    for fact in facts:
+        if (count := len(fact["cores"])) < fact["threads"]:
+            fix = f"OMP_NUM_THREADS={count}, or more --cpus-per-task"
+            result.fault([fact], f"{fact['threads']} threads on {counted(count, 'core')}", fix)
     return result
 
 
@@ -313,15 +296,17 @@ def master(facts: Sequence[Facts]) -> CheckResult:
     # Nodes that are simulated on one machine do reach each other at its loopback.
     if nodes == 1 or (len({f["machine"] for f in facts}) == 1 and hosts == nodes):
         return result
-    for ip, same in grouped(facts, [_loopback(f["master_ips"]) for f in facts]).items():
-        text = f"the master's name {name} resolves to {ip} between nodes"
-        result.fault(where(same), text, _NAME)
+    for fact in facts:
+        ip = _loopback(fact["master_ips"])
+        result.fault(
+            [fact], ip and f"the master's name {name} resolves to {ip} between nodes", _NAME
+        )
     for fact in () if result.faults else facts:
         loop = _loopback(fact["own_ips"])
         if not fact["interface"] and (loop or not fact["own_ips"]):
             text = f"resolves to {loop}" if loop else "does not resolve"
             text = f"its own name {fact['hostname']} {text}: Gloo would offer that to other nodes"
-            result.fault(where([fact]), text, _NAME)
+            result.fault([fact], text, _NAME)
     return result
 
 
@@ -335,9 +320,7 @@ def port(chief: Facts, fault: str) -> CheckResult:
     """The master's port is free, for torch's store to listen on."""
     number = chief["master_port"]
     result = CheckResult("port", f"{number} is free" if number else "none needed: one process")
-    if fault:
-        at = f"{chief['host']} ({chief['master_addr']})"
-        result.fault(at, f"port {number} cannot be used: {fault}", _FREE_PORT)
+    result.fault([chief], fault and f"port {number} cannot be used: {fault}", _FREE_PORT)
     return result
 
 
@@ -345,11 +328,12 @@ def versions(facts: Sequence[Facts]) -> CheckResult:
     """Python, torch and jobkit are the same on all ranks."""
     text = ", ".join(f"{name} {value}" for name, value in facts[0]["versions"].items())
     result = CheckResult("versions", text)
-    for name in sorted({name for f in facts for name in f["versions"]}):
+    for name in dict.fromkeys(name for f in facts for name in f["versions"]):
         values = [f["versions"].get(name, "none") for f in facts]
         ((usual, _),) = Counter(values).most_common(1)
-        texts = [v != usual and f"{name} is {v}, and {usual} on the other ranks" for v in values]
-        result.fault_each(facts, texts, _SAME_CODE)
+        for fact, value in zip(facts, values, strict=True):
+            text = f"{name} is {value}, and {usual} on the other ranks" * (value != usual)
+            result.fault([fact], text, _SAME_CODE)
     return result
 
 
@@ -357,9 +341,9 @@ def logs(facts: Sequence[Facts]) -> CheckResult:
     """Each node can write to the run's folder."""
     folder = facts[0]["log_dir"]
     result = CheckResult("logs", f"{folder} is writable from {nodes_of(facts)}")
-    blocked = [f for f in facts if f["log_fault"]]
-    texts = [f"{f['log_dir']} cannot be written: {f['log_fault']}" for f in blocked]
-    result.fault_each(blocked, texts, _SHARED_FOLDER)
+    for fact in facts:
+        text = fact["log_fault"] and f"{fact['log_dir']} cannot be written: {fact['log_fault']}"
+        result.fault([fact], text, _SHARED_FOLDER)
     return result
 
 
@@ -375,7 +359,7 @@ def judge_together(
         shared.text = f"{folder} is the same folder on {nodes_of(facts)}"
         if blind := [r for r in results if r["hidden"]]:
             text = f"{folder} is another folder here: a file of the master's node is not there"
-            shared.fault(where(blind), text, _SHARED_FOLDER)
+            shared.fault(blind, text, _SHARED_FOLDER)
     checks = [shared, data(facts, results)]
     if task["group"]:
         measured = (all_reduce, transports, bandwidth)
@@ -395,9 +379,10 @@ def data(facts: Sequence[Facts], results: Sequence[Facts]) -> CheckResult:
     result.text = f"{name}: not prepared yet; rank 0 makes it in {chief['data_dir']}"
     if cache:
         result.text = f"{name}: {cache} complete on {nodes_of(facts)}"
-    result.fault_each([chief], [chief["data_fault"]], prepare)
-    for text, same in grouped(results, [r.get("cache_fault") for r in results]).items():
-        result.fault(where(same), f"{cache} cannot be used: {text}", prepare)
+    result.fault([chief], chief["data_fault"], prepare)
+    for rank in results:
+        fault = rank.get("cache_fault")
+        result.fault([rank], fault and f"{cache} cannot be used: {fault}", prepare)
     return result
 
 
@@ -406,13 +391,13 @@ def all_reduce(facts: Sequence[Facts], results: Sequence[Facts]) -> CheckResult:
     size, reported = len(facts), {r["rank"] for r in results}
     total = size * (size + 1) / 2
     result = CheckResult("all_reduce")
-    result.fault_each(results, [r.get("group_fault", "") for r in results], _REACH)
+    for rank in results:
+        result.fault([rank], rank.get("group_fault"), _REACH)
+        if rank.get("sum", total) != total:
+            result.fault([rank], f"the sum is {rank['sum']}, and {total} is right", _REACH)
+        result.fault([rank], rank.get("wrong_sums"), _WRONG_SUM)
     if silent := [f for f in facts if f["rank"] not in reported]:
-        result.fault(where(silent), "ended or hung during the all_reduce", _REACH)
-    wrong = [r for r in results if r.get("sum", total) != total]
-    texts = [f"the sum is {r['sum']}, and {total} is right" for r in wrong]
-    result.fault_each(wrong, texts, _REACH)
-    result.fault_each(results, [r.get("wrong_sums", "") for r in results], _WRONG_SUM)
+        result.fault(silent, "ended or hung during the all_reduce", _REACH)
     if not result.faults:
         latency = f"{results[0]['latency_us']:.0f} us"
         with_ = f"{counted(size, 'rank')} with {results[0]['backend']}"
@@ -426,32 +411,26 @@ def transports(facts: Sequence[Facts], results: Sequence[Facts]) -> CheckResult:
     if not any(r.get("backend") == "nccl" for r in results):
         return result
     hosts = {f["rank"]: f["host"] for f in facts}
-    ways: dict[str, set[tuple[int, int]]] = defaultdict(set)
+    ways: dict[tuple[str, bool], set[tuple[int, int]]] = defaultdict(set)
     for first, second, way in (link for r in results for link in r.get("links", [])):
-        ways[way].add((first, second))
+        ways[way, hosts.get(first) == hosts.get(second)].add((first, second))
     if not ways:
         result.notes.append("NCCL's log has no line of a connection (NCCL_DEBUG_FILE)")
-    result.text = "; ".join(f"{way} between {_pairs(ways[way])}" for way in sorted(ways))
     fast = sorted({name for f in facts for name in f.get("nics", {})})
-    for way, pairs in sorted(ways.items()):
-        near = {pair for pair in pairs if hosts.get(pair[0]) == hosts.get(pair[1])}
+    texts = []
+    for (way, near), pairs in sorted(ways.items()):
+        first = ", ".join(f"{a}-{b}" for a, b in sorted(pairs)[:3]) + ", ..." * (len(pairs) > 3)
+        text = f"{way} between {counted(len(pairs), 'pair')} of ranks ({first})"
+        texts.append(text)
         if way.startswith("NET/Socket"):
             there = f", and there are {', '.join(fast[:4])}" if fast else ""
-            result.notes.append(f"NCCL uses TCP ({way}) between {_pairs(pairs)}{there}: {_TCP}")
+            result.notes.append(f"TCP: {text}{there}: {_TCP}")
         elif way.startswith(("NET/", "SHM")) and near:
-            result.notes.append(f"{way} between {_pairs(near)} of a node: {_NO_PEER}")
+            result.notes.append(f"{text} of a node: {_NO_PEER}")
         elif way.startswith("NET/") and not way.endswith("GDRDMA"):
-            result.notes.append(
-                f"{way} between {_pairs(pairs)} is without GPUDirect RDMA: it copies by way of the "
-                "host's memory (nvidia_peermem or dma-buf is missing)"
-            )
+            result.notes.append(f"{text} is without GPUDirect RDMA: {_NO_RDMA}")
+    result.text = "; ".join(texts)
     return result
-
-
-def _pairs(pairs: Iterable[tuple[int, int]]) -> str:
-    numbers = sorted(pairs)
-    first = ", ".join(f"{a}-{b}" for a, b in numbers[:3]) + ", ..." * (len(numbers) > 3)
-    return f"{counted(len(numbers), 'pair')} of ranks ({first})"
 
 
 def bandwidth(facts: Sequence[Facts], results: Sequence[Facts]) -> CheckResult:
@@ -472,7 +451,7 @@ def bandwidth(facts: Sequence[Facts], results: Sequence[Facts]) -> CheckResult:
         rates = [max(f["nics"].values()) for f in facts if f.get("nics")]
         expected = min(rates) / 8 * 1000 * _MIN_SHARE_OF_RATE if rates else _MIN_NCCL_MB_PER_S
     if speed < _ABSURD_MB_PER_S and nodes:
-        result.fault(where(results), text, _REACH)
+        result.fault(results, text, _REACH)
     elif speed < expected and nodes:
         result.notes.append(
             f"{speed:.0f} MB/s is slow for {backend} on this network, of which {expected:.0f} are "

@@ -21,7 +21,6 @@ from jobkit.checks.preflight.judge import (
     CheckResult,
     judge_facts,
     judge_together,
-    where,
 )
 from jobkit.checks.preflight.rendezvous import (
     FACTS,
@@ -105,7 +104,7 @@ class PreflightRank:
         """Report from this process alone that the others cannot be reached."""
         result = CheckResult("master")
         why = f"{self._place.master_addr} cannot be reached ({why})"
-        result.fault(where([self._name]), why, _REACH_MASTER)
+        result.fault([self._name], why, _REACH_MASTER)
         return self._show([result])
 
     def _show(self, results: Sequence[CheckResult]) -> int:
@@ -144,7 +143,7 @@ class PreflightRank:
         facts = meeting.gather(FACTS, self._expected, left)
         if not facts:
             result = CheckResult("presence")
-            result.fault(where(meeting.connected) or "all", "no rank has reported", HUNG_NODE)
+            result.fault(meeting.connected or [self._name], "no rank has reported", HUNG_NODE)
             return self._show([result])
         facts.sort(key=lambda f: (f["rank"], f["host"], f["pid"]))
         waited_s = time.monotonic() - self._start
