@@ -37,14 +37,6 @@ class Option(NamedTuple):
     idle: float  # share of a step
 
     @property
-    def label(self) -> str:
-        return self.footprint.label
-
-    @property
-    def gib(self) -> str:
-        return f"{self.footprint.total / GIB:.3g} GiB"
-
-    @property
     def duration(self) -> str:
         return "-" if math.isnan(self.seconds) else say_seconds(self.seconds)
 
@@ -74,29 +66,14 @@ def choose(options: Sequence[Option]) -> Option | None:
     return min(fitting, key=lambda option: option.idle, default=None)
 
 
-def reasons(taken: Option, options: Sequence[Option]) -> list[str]:
-    if taken.label == "single":
-        return ["one GPU: it fits, and there is no communication"]
+def reason(taken: Option) -> str:
+    if taken.footprint.label == "single":
+        return "one GPU: it fits, and there is no communication"
     if taken.splits_model:
-        idle = f"and each GPU is idle for {taken.idle:.0%} of a step"
-        return [f"no strategy that splits the batch fits; {taken.label} splits the model, {idle}"]
-    others = [o for o in options if o is not taken and not o.splits_model]
-    lines = [
-        f"{o.label} would communicate less ({o.duration}), but needs {o.gib} on each GPU"
-        for o in others
-        if not o.fits and o.seconds < taken.seconds
-    ]
-    fitting = [o for o in others if o.fits]
-    which = "of those that fit it communicates least" if fitting else "no other fits; it takes"
+        return f"no strategy that splits the batch fits; each GPU is idle for {taken.idle:.0%}"
     if math.isnan(taken.seconds):
-        lines.append("how much it communicates is not known")
-    else:
-        lines.append(f"{which}: {taken.duration} per step")
-    for o in fitting:
-        if o.footprint.total == min(x.footprint.total for x in (taken, *fitting)):
-            than = f"{o.waits} waits for other GPUs per step ({taken.label}: {taken.waits})"
-            lines.append(f"{o.label} would need {o.gib}, for {o.duration} and {than}")
-    return lines
+        return "how much it communicates is not known"
+    return f"of those that fit it communicates least: {taken.duration} per step"
 
 
 _NOTES = """   communication: of one optimizer step at these bandwidths, as rings; some is hidden by
@@ -156,21 +133,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = [["", "strategy", gib, "fits", "communication", "waits", "idle"]]
     for o in options:
         texts = ["yes" if o.fits else "no", o.duration, o.waits, f"{o.idle:.0%}"]
-        rows.append(["*" * (o is taken), o.label, amount(o.footprint.total, GIB), *texts])
+        rows.append(["*" * (o is taken), o.footprint.label, amount(o.footprint.total, GIB), *texts])
     lines = [head(base, args.classes), "", *text_table(rows), ""]
     lines += [f"   {label}: not applicable: {why}" for label, why in refused.items()]
     lines += [_NOTES, ""]
     if taken is None:
         least = min(options, key=lambda option: option.footprint.total)
         lines.append(
-            f"nothing fits into {usable / GIB:.3g} GiB. The smallest is {least.label} with "
-            f"{least.gib}: ask again with more GPUs, a smaller batch (--batch-size-per-rank), "
-            "--accumulate or --activation-checkpointing"
+            f"nothing fits into {usable / GIB:.3g} GiB. The smallest is {least.footprint.label} "
+            f"with {least.footprint.total / GIB:.3g} GiB: ask again with more GPUs, a smaller "
+            "batch (--batch-size-per-rank), --accumulate or --activation-checkpointing"
         )
     else:
-        used = f"it takes {taken.footprint.total / usable:.0%} of the memory that may be used"
-        lines.append(f"recommended: {taken.label}")
-        lines += [f"  - {line}" for line in (*reasons(taken, options), f"{used} on each GPU")]
+        lines += [f"recommended: {taken.footprint.label}", f"  - {reason(taken)}"]
+        used = f"{taken.footprint.total / usable:.0%} of the memory that may be used"
+        lines.append(f"  - it takes {used} on each GPU")
         spec = taken.footprint.spec
         start = f"sbatch --nodes={spec.nodes} --ntasks-per-node={spec.ranks_per_node}"
         start += f" --gpus-per-node={spec.ranks_per_node} run.sh"
