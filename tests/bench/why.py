@@ -2,7 +2,6 @@
 
     python tests/bench/why.py causes                 each planted cause, and an undisturbed run
     python tests/bench/why.py overhead --seconds 60  a program with and without, alternating
-    python tests/bench/why.py own --base DIR         own training: an older checkout's breakdown too
     python tests/bench/why.py remedies               what each change gains, on the same programs
     python tests/bench/why.py peers --python PYTHON  what TraceML and HTA find of the same runs
 
@@ -243,52 +242,6 @@ def remedies(work: Path, only: list[str]) -> int:
     return report(figures)
 
 
-SLOW_MODEL = """
-import os, time, torch
-from torch import nn
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        layers = [nn.Flatten(), nn.Linear(3072, 512), nn.ReLU(), nn.Linear(512, 10)]
-        self.layers = nn.Sequential(*layers)
-    def forward(self, x):
-        seconds = float(os.environ.get("SLEEP", 0)) * (self.training and os.environ["RANK"] == "1")
-        time.sleep(seconds)
-        return self.layers(x)
-"""
-
-
-def own(work: Path, base: Path | None) -> int:
-    """Own training: what an older checkout's breakdown, the spans and the difference say."""
-    (work / "slow_model.py").write_text(SLOW_MODEL)
-    print("| planted | truth | checkout | communication | waiting | late | difference | other |")
-    print("|---|---|---|---|---|---|---|---|")
-    for planted, sleep in (("nothing", 0.0), ("rank 1 sleeps 40 ms a pass", 0.04)):
-        for root in filter(None, (base, ROOT)):
-            folder = work / "own" / "run"
-            shutil.rmtree(folder, ignore_errors=True)
-            words = "--nproc-per-node 2 --model slow_model:Model --dataset synthetic --epochs 1 "
-            words += "--train-samples 6400 --test-samples 64 --global-batch-size 64 --threads 1"
-            env = {**os.environ, "SLEEP": str(sleep), "PYTHONPATH": str(work)}
-            words += f" --run-dir {folder}"
-            line = ["bash", str(root / "run.sh"), *words.split()]
-            subprocess.run(line, env=env, cwd=work, check=True, capture_output=True)
-            lines = (folder / "metrics" / "0.jsonl").read_text().splitlines()
-            kinds = {r["kind"]: r for r in map(json.loads, lines)}
-            old = kinds.get("breakdown")
-            new = causes(folder) if old is None else {}
-            row = old or new
-            late = new.get("late_s") or (old["useful_max_s"] - old["compute_s"] - old["other_s"]
-                                         if old else 0.0)  # fmt: skip
-            cells = [row["communication_s"], row.get("waiting_s"), late,
-                     kinds.get("difference", {}).get("difference_s"),
-                     row.get("other_s", row.get("host_s"))]  # fmt: skip
-            texts = [f"{1e3 * c:.1f}" if c is not None else "-" for c in cells]
-            name = "before" if old else "now"
-            print(f"| {planted} | {1e3 * sleep:.0f} | {name} | {' | '.join(texts)} |", flush=True)
-    return 0
-
-
 TRACEML = (  # what its quick start asks of a loop: three lines
     ("rank = dist", "import traceml_ai as traceml; traceml.init(mode='auto'); rank = dist"),
     ("    optimizer.zero", "    with traceml.trace_step(model): optimizer.zero"),
@@ -347,12 +300,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument(
         "what", nargs="?", default="causes",
-        choices=("causes", "overhead", "own", "remedies", "peers"),
+        choices=("causes", "overhead", "remedies", "peers"),
     )  # fmt: skip
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--base", type=Path)
     parser.add_argument("--python", default=sys.executable)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -361,8 +313,6 @@ def main() -> int:
             return planted_causes(work, args.only)
         if args.what == "overhead":
             return overhead(work, args.seconds, args.pairs)
-        if args.what == "own":
-            return own(work, args.base)
         if args.what == "remedies":
             return remedies(work, args.only)
         return peers(work, args.python, args.only)

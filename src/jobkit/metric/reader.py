@@ -190,7 +190,7 @@ def _foreign(record: Record) -> Record | str:
     if "epoch" not in record:
         return record
     epoch = record["epoch"]
-    text = str(epoch).removesuffix(".0") if isinstance(epoch, int | float | str) else ""
+    text = str(epoch).removesuffix(".0")
     if not re.fullmatch(r"[0-9]{1,18}", text):
         return f"epoch {str(epoch)[:20]!r} is no whole number from 0 on"
     return {**record, "epoch": int(text)}

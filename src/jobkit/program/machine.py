@@ -6,33 +6,23 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .lines import Writer
 from .process import Guarded, cuda_in_use, guarded, host_name, local_rank
 
-Read = Callable[[], float | None]  # None: it is not reported, or not just now
 _BUFFER_BYTES = 4096
-
-
-class Counter(NamedTuple):
-    """A counter of energy. joules() grows by what is used; where it begins says nothing."""
-
-    name: str  # nvml or pm_counters
-    scope: str  # gpu: the process's own; node: all of it
-    joules: Read
+_COUNTERS = {"node": "pm_counters (node)", "gpu": "nvml (gpu)"}  # of energy, by what they are of
 
 
 class Gpu(NamedTuple):
     """A GPU as its driver reports it, whoever uses it."""
 
     uuid: str | None = None  # says which of the node's it is, where ranks may share one
-    busy: Read = lambda: None  # the share of the driver's last period in which a kernel was running
-    memory_mib: Read = lambda: None  # in use
-    processes: Read = lambda: None  # that compute on it
-    joules: Read = lambda: None  # its counter of energy
+    # What is known now: busy, the share of the driver's last period in which a kernel was running;
+    # memory_mib, in use; processes that compute on it; joules, a counter of energy.
+    read: Callable[[], dict[str, float]] = dict
 
 
 def nvidia_gpu(library: Any, uuid: str) -> Gpu:
@@ -49,42 +39,41 @@ def nvidia_gpu(library: Any, uuid: str) -> Gpu:
     if code == 0 and now.value:
         return Gpu()
 
-    def ask(function: str, values: Any) -> bool:
-        call = getattr(library, function, None)  # an older driver may lack it
-        return bool(call and call(handle, ctypes.byref(values)) == 0)
+    def ask(function: str, value: Any, *others: Any) -> Any:
+        call = getattr(library, f"nvmlDeviceGet{function}", None)  # an older driver may lack it
+        return call(handle, ctypes.byref(value), *others) if call else None
 
-    def busy() -> float | None:
+    def read() -> dict[str, float]:
+        found = {}
         rates = (ctypes.c_uint * 2)()  # of kernels and of memory, in per cent
-        return rates[0] / 100 if ask("nvmlDeviceGetUtilizationRates", rates) else None
-
-    def memory_mib() -> float | None:
+        if ask("UtilizationRates", rates) == 0:
+            found["busy"] = rates[0] / 100
         memory = (ctypes.c_ulonglong * 3)()  # total, free, used
-        return memory[2] / 2**20 if ask("nvmlDeviceGetMemoryInfo", memory) else None
-
-    def processes() -> int | None:
+        if ask("MemoryInfo", memory) == 0:
+            found["memory_mib"] = memory[2] / 2**20
         count = ctypes.c_uint(0)  # with room for none the driver says how many there are
-        of_driver = getattr(library, "nvmlDeviceGetComputeRunningProcesses_v3", None)
-        known = of_driver and of_driver(handle, ctypes.byref(count), None) in (0, 7)
-        return count.value if known else None
-
-    def joules() -> float | None:
+        if ask("ComputeRunningProcesses_v3", count, None) in (0, 7):
+            found["processes"] = count.value
         millijoules = ctypes.c_ulonglong()  # Volta and newer have it
-        known = ask("nvmlDeviceGetTotalEnergyConsumption", millijoules)
-        return millijoules.value / 1000 if known else None
+        if ask("TotalEnergyConsumption", millijoules) == 0:
+            found["joules"] = millijoules.value / 1000
+        return found
 
-    return Gpu(name, busy, memory_mib, processes, joules)
+    return Gpu(name, read)
 
 
 def amd_gpu(folder: Path) -> Gpu:
     """By the files of AMD's driver. Its counter of energy is in none of them."""
+    files = {"busy": ("gpu_busy_percent", 100), "memory_mib": ("mem_info_vram_used", 2**20)}
 
-    def read(name: str, unit: int) -> float | None:
-        with contextlib.suppress(OSError, ValueError):
-            return float((folder / name).read_text()) / unit
-        return None
+    def read() -> dict[str, float]:
+        found = {}
+        for name, (file, unit) in files.items():
+            with contextlib.suppress(OSError, ValueError):
+                found[name] = float((folder / file).read_text()) / unit
+        return found
 
-    busy, used = partial(read, "gpu_busy_percent", 100), partial(read, "mem_info_vram_used", 2**20)
-    return Gpu(None, busy, used)
+    return Gpu(None, read)
 
 
 def gpus_in_use(number: int = 1) -> list[Gpu]:
@@ -111,27 +100,12 @@ def gpus_in_use(number: int = 1) -> list[Gpu]:
     return found
 
 
-def gpu_counter(gpus: Sequence[Gpu]) -> Counter | None:
-    """One counter of all these GPUs; None where one of them has none."""
-
-    def joules() -> float | None:
-        values = [gpu.joules() for gpu in gpus]
-        known = [value for value in values if value is not None]
-        return sum(known) if len(known) == len(values) else None
-
-    return Counter("nvml", "gpu", joules) if gpus and joules() is not None else None
-
-
-def node_counter(root: Path = Path("/")) -> Counter | None:
-    """That of HPE Cray EX: a file such as `1000 J 1234 us`, which everybody may read."""
-
-    def joules() -> float | None:
-        with contextlib.suppress(OSError, ValueError):
-            value, unit = (root / "sys/cray/pm_counters/energy").read_text().split()[:2]
-            return float(value) if unit == "J" else None
-        return None
-
-    return Counter("pm_counters", "node", joules) if joules() is not None else None
+def node_joules(root: Path = Path("/")) -> float | None:
+    """The counter of HPE Cray EX: a file such as `1000 J 1234 us`, which everybody may read."""
+    with contextlib.suppress(OSError, ValueError):
+        value, unit = (root / "sys/cray/pm_counters/energy").read_text().split()[:2]
+        return float(value) if unit == "J" else None
+    return None
 
 
 def _first_lines(path: Path) -> list[list[bytes]]:
@@ -217,13 +191,11 @@ class Sampler(Guarded):
         environment: Mapping[str, str],
         root: Path = Path("/"),
     ) -> None:
-        self._writer, self._gpus, self._root = writer, gpus, root
+        self._writer, self._gpus, self._node, self._root = writer, gpus, node, root
         self._host = host_name(environment)
         self._alone = environment.get("JOBKIT_NODE_ALONE") == "1"
         # The run's ranks have been given the name of its folder.
         self._load = Load(root, writer.folder.name) if node and writer.folder else None
-        there = [node_counter(root) if node and self._alone else None, gpu_counter(gpus)]
-        self._counters: list[Counter] = [counter for counter in there if counter]
         uuids = sorted(gpu.uuid for gpu in gpus if gpu.uuid)
         known = uuids if len(uuids) == len(gpus) else []
         # Short: a record is one line, and there may be 16 GPUs.
@@ -257,16 +229,21 @@ class Sampler(Guarded):
 
     def sample(self) -> dict[str, Any]:
         """What is seen now. Energy is counted from the first sample on."""
-        busy, used, processes = (
-            [value for gpu in self._gpus if (value := getattr(gpu, name)()) is not None]
-            for name in ("busy", "memory_mib", "processes")
+        read = [gpu.read() for gpu in self._gpus]
+        busy, used, processes, joules = (
+            [of_gpu[name] for of_gpu in read if name in of_gpu]
+            for name in ("busy", "memory_mib", "processes", "joules")
         )
         load, others = self._load.shares() if self._load else (None, None)
-        energy = {}
-        for counter in self._counters:
-            if (now := counter.joules()) is not None:
-                since = now - self._first.setdefault(counter.scope, now)
-                energy[f"energy_{counter.scope}_j"] = since
+        now = {
+            "node": node_joules(self._root) if self._node and self._alone else None,
+            "gpu": sum(joules) if joules and len(joules) == len(read) else None,
+        }
+        energy = {
+            scope: value - self._first.setdefault(scope, value)
+            for scope, value in now.items()
+            if value is not None
+        }
         return {
             "at_s": time.monotonic() - self._begin,
             "host": self._host,
@@ -278,8 +255,8 @@ class Sampler(Guarded):
             "gpu_memory_mib": max(used, default=None),
             "gpu_processes": max(processes, default=None),
             "gpu_uuids": self._uuids,
-            **energy,
-            "energy_source": ", ".join(f"{c.name} ({c.scope})" for c in self._counters) or None,
+            **{f"energy_{scope}_j": value for scope, value in energy.items()},
+            "energy_source": ", ".join(_COUNTERS[scope] for scope in energy) or None,
         }
 
 

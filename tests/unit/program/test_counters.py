@@ -58,28 +58,22 @@ class FakeNvml:
 def test_the_energy_of_a_cray_node(tmp_path: Path, text: str | None, joules: float | None) -> None:
     if text is not None:
         put(tmp_path, PM, text)
-    found = machine.node_counter(tmp_path)
-    assert (found and found.joules()) == joules
-    assert found is None or found[:2] == ("pm_counters", "node")
+    assert machine.node_joules(tmp_path) == joules
 
 
 def test_nvml_reports_a_gpu_and_nothing_of_a_part_of_one() -> None:
-    gpu = machine.nvidia_gpu(FakeNvml(), "1")
-    silent = machine.nvidia_gpu(FakeNvml(counts=False), "1")
-    assert (gpu.busy(), gpu.memory_mib()) == (0.4, 2048.0)
-    one = machine.gpu_counter([gpu])
-    assert one and (one.name, one.scope, one.joules()) == ("nvml", "gpu", 5.0)
+    whole = {"busy": 0.4, "memory_mib": 2048.0, "joules": 5.0}
+    assert machine.nvidia_gpu(FakeNvml(), "1").read() == whole
+    del whole["joules"]
+    assert machine.nvidia_gpu(FakeNvml(counts=False), "1").read() == whole
     for nothing in (machine.nvidia_gpu(FakeNvml(mig=1), "1"), machine.nvidia_gpu(FakeNvml(), "2")):
-        assert nothing == machine.Gpu()
-        assert (nothing.busy(), machine.gpu_counter([nothing])) == (None, None)
-    assert machine.gpu_counter([gpu, silent]) is None and machine.gpu_counter([]) is None
+        assert nothing == machine.Gpu() and nothing.read() == {}
 
 
 def test_amds_driver_reports_load_and_memory(tmp_path: Path) -> None:
     put(tmp_path, "gpu_busy_percent", "73\n")
     put(tmp_path, "mem_info_vram_used", str(3 << 20))
-    gpu = machine.amd_gpu(tmp_path)
-    assert (gpu.busy(), gpu.memory_mib(), gpu.joules()) == (0.73, 3.0, None)
+    assert machine.amd_gpu(tmp_path).read() == {"busy": 0.73, "memory_mib": 3.0}
 
 
 OWN = "A=1\0JOBKIT_RUN_DIR=/logs/s/ddp-n1-g2-r0\0"
@@ -132,13 +126,19 @@ def test_a_nodes_energy_is_sampled_where_the_job_has_it_alone(
 
 
 def test_a_sample_names_the_gpus_whose_energy_it_counts(tmp_path: Path) -> None:
-    gpu, other = machine.Gpu("GPU-1"), machine.Gpu("GPU-2")
-    named = []
-    for gpus in ([gpu], [gpu, other], [other, gpu], [other], [gpu, machine.Gpu()], []):
+    def sampled(*gpus: machine.Gpu) -> dict[str, Any]:
         writer = Writer(study="s", run_id="r", attempt=0, rank=1, path=None, log=None)
-        named.append(machine.Sampler(writer, gpus, False, {}, tmp_path).sample()["gpu_uuids"])
-    assert named[1] == named[2] and len(set(named[:4])) == 3 and None not in named[:4]
-    assert named[4:] == [None, None]
+        return machine.Sampler(writer, gpus, False, {}, tmp_path).sample()
+
+    gpu, other = machine.Gpu("GPU-1", lambda: {"joules": 3.0, "busy": 0.5}), machine.Gpu("GPU-2")
+    named = [sampled(*gpus)["gpu_uuids"] for gpus in ([gpu], [gpu, other], [other, gpu], [other])]
+    assert named[1] == named[2] and len(set(named)) == 3 and None not in named
+    assert sampled(gpu, machine.Gpu())["gpu_uuids"] is sampled()["gpu_uuids"] is None
+    found = sampled(gpu, gpu)
+    assert (found["energy_gpu_j"], found["energy_source"]) == (0.0, "nvml (gpu)")
+    found = sampled(gpu, other)  # of one the energy is not known
+    assert "energy_gpu_j" not in found and found["energy_source"] is None
+    assert found["gpu_busy"] == 0.5
 
 
 def test_samples_get_rarer_and_never_stop() -> None:
