@@ -76,7 +76,7 @@ def given_logs(args: argparse.Namespace) -> "GivenLogs":
     return GivenLogs(
         files=tuple(files.values()),
         size=args.size,
-        pattern=load_pattern(args.pattern, new=True) if args.pattern else None,
+        pattern=load_pattern(args.pattern) if args.pattern else None,
         ranks_per_node=args.gpus_per_node,
         unit=args.unit,
         work_per_step=args.work_per_step,
@@ -116,7 +116,7 @@ def try_pattern(argv: Sequence[str] | None = None) -> int:
     from jobkit.metric.pattern import load_pattern
     from jobkit.outcome.logs import open_log
 
-    pattern = load_pattern(args.pattern, new=True)
+    pattern = load_pattern(args.pattern)
     try:
         with open_log(args.log, Path("/")) as stream:
             lines = list(matches(stream, pattern))

@@ -128,7 +128,7 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
         check_source(data)
     spec = next(iter(plan.runs.values()))
     try:
-        pattern_of(spec, new=True)
+        pattern_of(spec)
     except UsageError as error:
         if not getattr(spec, "patterns", None):
             raise  # it names the pattern's file

@@ -1,7 +1,7 @@
 """Patterns: what the lines of a program's own log mean, as named groups of regular expressions.
 
     pattern = load_pattern("nanogpt")               a file of hpc/patterns, or a path
-    pattern = make_pattern({"of": "total", "line": "step (?P<step>[0-9]+) ..."})
+    pattern = make_pattern({"of": "total", "spans": "step", "line": "(?P<step>[0-9]+) ..."})
 
 A group's name says its quantity and unit: step, step_time_ms, tokens_per_s_per_gpu,
 samples_per_step, train_loss; any other name is a free column. Nothing is guessed: a name without
@@ -70,43 +70,42 @@ class Pattern:
 
     name: str
     lines: tuple[str, ...]  # regular expressions, tried in this order on each line
+    spans: str
     of: str | None = None  # of a rate or of work: total or per_rank
-    spans: str = "interval"
     program: str = ""  # whose lines they are
     source: str = ""  # where the program prints them
     contains: str = ""  # what its times have in them, in the words of a report
     sample: str = ""  # lines of the program, for its test
 
 
-def load_pattern(source: str | Path, *, new: bool = False) -> Pattern:
+def load_pattern(source: str | Path) -> Pattern:
     """The pattern of a TOML file, by its path or its bare name in hpc/patterns.
 
-    new: as of make_pattern. Raises UsageError for a file that is absent or no pattern.
+    Raises UsageError for a file that is absent or no pattern.
     """
     path = find_named("pattern", source, PATTERNS)
     values = read_toml(path)
     try:
-        return make_pattern(values, name=path.stem, new=new)
+        return make_pattern(values, name=path.stem)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
 
 
-def make_pattern(values: Mapping[str, Any], name: str = "own", *, new: bool = False) -> Pattern:
+def make_pattern(values: Mapping[str, Any], name: str = "own") -> Pattern:
     """The pattern of a table: its regular expressions by free names, and of, spans, contains.
 
-    new: nothing was measured with it yet, so that it has to say "spans"; else interval counts where
-    it does not. Raises UsageError for an expression that does not compile or has no group that says
-    a time or a rate, and for a rate of which "of" is not said.
+    Raises UsageError for an expression that does not compile or has no group that says a time or a
+    rate, without "spans", and for a rate of which "of" is not said.
     """
     try:
-        _check(values, new)
+        _check(values)
     except UsageError as error:
         raise UsageError(f"pattern {name}: {error}") from None
     lines = tuple(text for key, text in values.items() if key not in _KEYS)
     return Pattern(name=name, lines=lines, **{k: v for k, v in values.items() if k in _KEYS})
 
 
-def _check(values: Mapping[str, Any], new: bool) -> None:
+def _check(values: Mapping[str, Any]) -> None:
     """Raise UsageError for a table that is no pattern."""
     quantities: dict[str, Quantity] = {}
     for key, text in values.items():
@@ -133,22 +132,22 @@ def _check(values: Mapping[str, Any], new: bool) -> None:
         if quantity.kind in ("rate", "work") and not quantity.per_rank and "of" not in values:
             add = "Add of = 'total' or of = 'per_rank'"
             raise UsageError(f"is {group} of all ranks or of one? {add}")
-    if new and "spans" not in values:
+    if "spans" not in values:
         raise UsageError(
             "what does a line's time cover? Add spans = 'step' (one step), 'interval' (the "
             "steps since the line before) or 'running' (all since the start)"
         )
-    one_of("spans", values.get("spans", "interval"), SPANS)
+    one_of("spans", values["spans"], SPANS)
     if "of" in values:
         one_of("of", values["of"], OF)
 
 
-def pattern_of(spec: object, *, new: bool = False) -> Pattern | None:
+def pattern_of(spec: object) -> Pattern | None:
     """The pattern that a planned run names or has; None for one without.
 
-    new: as of make_pattern. Raises UsageError where it is none.
+    Raises UsageError where it is none.
     """
     if name := getattr(spec, "pattern", None):
-        return load_pattern(name, new=new)
+        return load_pattern(name)
     values = getattr(spec, "patterns", None)
-    return make_pattern(values, new=new) if values else None
+    return make_pattern(values) if values else None

@@ -23,6 +23,7 @@ from jobkit.metric.pattern import (
 from jobkit.spec.command import CommandSpec
 
 EPOCHS = r"Epoch: \[(?P<epoch>\d+)\]\[(?P<step>\d+)/\d+\] Time (?P<step_time_s>[\d.]+)"
+TOTAL = {"of": "total", "spans": "interval"}
 RATE = r"step (?P<step>\d+) (?P<tokens_per_s>\S+) tok/s"
 
 
@@ -34,7 +35,7 @@ def observed_in(log: str, pattern: Pattern, ranks: int | None, planned: Any) -> 
 
 
 def observed_of(line: str, log: str, ranks: int | None = 1, **planned: Any) -> Observed:
-    return observed_in(log, make_pattern({"line": line, "of": "total"}), ranks, planned)
+    return observed_in(log, make_pattern({"line": line, **TOTAL}), ranks, planned)
 
 
 def unused(observed: Observed, *records: Any) -> str:
@@ -43,7 +44,7 @@ def unused(observed: Observed, *records: Any) -> str:
 
 def test_each_shipped_pattern_says_where_its_lines_come_from() -> None:
     for name in sorted(p.stem for p in PATTERNS.glob("*.toml")):
-        pattern = load_pattern(name, new=True)
+        pattern = load_pattern(name)
         assert pattern.program and pattern.contains
         assert pattern.source.startswith("https://github.com/")
         found = matches(io.BytesIO(pattern.sample.encode()), pattern)
@@ -132,34 +133,27 @@ def test_a_bad_pattern_is_one_line() -> None:
         ({"line": "(?P<step>[0-9]+)"}, "no group says a time or a rate"),
         ({"line": "(?P<epoch_time_s>[0-9]+)"}, "no group says a time or a rate"),
         ({"line": "(?P<tokens_per_s>[0-9]+)"}, "of all ranks or of one"),
-        ({"line": "(?P<step_time_s>[0-9]+)", "of": "each"}, "unknown of"),
+        ({"line": "(?P<step_time_s>[0-9]+)", "spans": "step", "of": "each"}, "unknown of"),
         ({"line": "(?P<step_time_s>[0-9]+)", "spans": "all"}, "unknown spans"),
+        ({"line": "(?P<step_time_s>[0-9]+)"}, r"Add spans = 'step' \(one step\), 'interval'"),
         ({"line": 3}, "must be a string"),
     ]:
         with pytest.raises(UsageError, match=says):
             make_pattern(table)
 
 
-def test_a_new_pattern_says_what_its_lines_cover(tmp_path: Path) -> None:
-    """What was measured with one that does not say it, when none had to, can still be read."""
-    table = {"line": "(?P<step_time_s>[0-9]+)"}
-    assert make_pattern(table).spans == "interval"
-    with pytest.raises(UsageError, match=r"pattern own: .* Add spans = 'step'"):
-        make_pattern(table, new=True)
-    assert make_pattern({**table, "spans": "step"}, new=True).spans == "step"
+def test_a_pattern_of_a_file_or_of_a_spec_is_named_where_it_is_wrong(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text("line = '(?P<step_time_s>[0-9]+)'\n")
-    with pytest.raises(UsageError, match=r"mine\.toml: pattern mine: .* Add spans"):
-        load_pattern(file, new=True)
-    spec = CommandSpec(command=("x",), patterns=table)
-    assert pattern_of(spec) == make_pattern(table)
-    with pytest.raises(UsageError, match="Add spans"):
-        pattern_of(spec, new=True)
+    with pytest.raises(UsageError, match=r"mine\.toml: pattern mine: .* Add spans = 'step'"):
+        load_pattern(file)
+    table = {"line": "(?P<step_time_s>[0-9]+)", "spans": "step"}
+    assert pattern_of(CommandSpec(command=("x",), patterns=table)) == make_pattern(table)
 
 
 def test_an_expression_that_takes_for_long_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jobkit.analysis.collect.lines.TIMEOUT_S", 0.2)
-    slow = make_pattern({"line": "(?P<step_time_s>(?:a|aa)+)$"})
+    slow = make_pattern({"line": "(?P<step_time_s>(?:a|aa)+)$", "spans": "step"})
     with pytest.raises(UsageError, match="took longer"):
         list(matches(io.BytesIO(b"a" * 200 + b"1c\n"), slow))
 
