@@ -218,7 +218,7 @@ def test_one_size_is_no_curve_and_one_series_no_comparison(study) -> None:
 
 def test_a_forecast_begins_where_the_measured_ends_and_widens(study) -> None:
     results = study(repeats=2)
-    (axes,) = made(size_figure(results, "speed_up", forecasts(results, (6, 8)))).axes
+    (axes,) = made(size_figure(results, "speed_up", forecasts(results, (6, 8))[0])).axes
     (line,) = labelled(axes, "forecast: not measured")
     assert (line.get_xdata()[0], line.get_xdata()[-1]) == (4, SAME(8))
     (band,) = (c for c in axes.collections if c.get_label() == "95 % prediction interval")

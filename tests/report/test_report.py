@@ -33,7 +33,7 @@ def text_of(page: str) -> str:
 
 
 def report(results: Results, forecast: tuple[int, ...] = ()) -> str:
-    write_report(results, [], forecasts(results, forecast) if forecast else [])
+    write_report(results, [], *(forecasts(results, forecast) if forecast else []))
     return results.paths.report.read_text()
 
 
@@ -53,7 +53,7 @@ def test_every_run_figure_and_verdict_is_there_safe_and_the_same_again(
         else:
             run.train(0, 1, 2).end()
     results = collect("s")
-    found = forecasts(results, (8, 16))
+    found, _ = forecasts(results, (8, 16))
     paths = draw(results, found)
     write_report(results, paths, found)
     page = results.paths.report.read_text()
@@ -153,8 +153,8 @@ def test_an_outlier_bends_no_forecast_and_that_is_said(monkeypatch: pytest.Monke
     monkeypatch.setattr(fake_study, "rate", slow)
     whole_study("busy", strategies=("ddp",), gpus=(1, 2, 4), repeats=3)
     results = collect("busy")
-    (calm,), (busy,) = forecasts(collect("calm"), (8,)), forecasts(results, (8,))
-    assert busy.rate(8)[0] == pytest.approx(calm.rate(8)[0], rel=0.03)
+    ((calm,), _), ((busy,), _) = forecasts(collect("calm"), (8,)), forecasts(results, (8,))
+    assert busy.prediction.rate(8)[0] == pytest.approx(calm.prediction.rate(8)[0], rel=0.03)
     text = text_of(report(results, forecast=(8,)))
     assert "The forecast of ddp leaves out 1 outlier." in text
     assert "1 outlier among the repeats (" in text

@@ -37,7 +37,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setenv("JOBKIT_LOGS", str(folder))
         realistic_study("s", sizes=(1, 2, 4, "4x4"))
         results = collect("s")
-        found = forecasts(results, (64,))
+        found, _ = forecasts(results, (64,))
         drawn = draw(results, found)
         write_report(results, drawn, found)
     assert len(drawn) == 3 * COUNT

@@ -211,12 +211,12 @@ def _draw(results: "Results", args: argparse.Namespace, options: Sequence[str]) 
     from jobkit.analysis.tables.frames import save_table
     from jobkit.analysis.tables.text import counted
 
-    path, forecasts = results.output.forecast, []
+    path, forecasts, reasons = results.output.forecast, list[forecast.Forecast](), list[str]()
     if args.forecast:
         links = forecast.read_links(args.comm) if args.comm else None
-        forecasts = forecast.forecasts(results, args.forecast, args.gpus_per_node, links)
-        reasons = [reason for f in forecasts for reason in f.reasons]
-        if not any(f.sizes for f in forecasts):
+        per_node = args.gpus_per_node
+        forecasts, reasons = forecast.forecasts(results, args.forecast, per_node, links)
+        if not forecasts:
             why = "; ".join(reasons) or "no series has sizes to compare"
             raise UsageError(f"no forecast: {why}")
         for why in reasons:
@@ -233,7 +233,7 @@ def _draw(results: "Results", args: argparse.Namespace, options: Sequence[str]) 
     count, formats = counted(len(drawn) // len(FORMATS), "figure"), ", ".join(FORMATS).upper()
     _print_verdict(results, efficiency)
     print(f"wrote {count} ({formats}) to {short_path(results.output.figures)}")
-    written = write_report(results, drawn, forecasts, efficiency, project, options)
+    written = write_report(results, drawn, forecasts, reasons, efficiency, project, options)
     names = ", ".join(path.name for path in written)
     print(f"wrote {names} to {short_path(results.output.folder)}")
     report = short_path(written[-1])

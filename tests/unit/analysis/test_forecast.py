@@ -253,14 +253,14 @@ def modelled_study(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_measured_links_say_what_a_second_node_costs(modelled_study: None) -> None:
     """The link between nodes is four times slower: no size on one node shows it."""
     results = collect("s", write=False)
-    (blind,) = forecasts(results, (16,), per_node=8)
-    (known,) = forecasts(results, (16,), per_node=8, links=LINKS)
+    (blind,), _ = forecasts(results, (16,), per_node=8)
+    (known,), reasons = forecasts(results, (16,), per_node=8, links=LINKS)
     truth = modelled(RunSpec(nodes=2, ranks_per_node=8))
-    assert known.rate(16)[0] == pytest.approx(truth, rel=0.12)
-    _, low, high = known.rate(16)
+    assert known.prediction.rate(16)[0] == pytest.approx(truth, rel=0.12)
+    value, low, high = known.prediction.rate(16)
     assert low <= truth <= high and high / low < 1.6
-    assert abs(blind.rate(16)[0] / truth - 1) > abs(known.rate(16)[0] / truth - 1)
-    assert (known.law, known.reasons) == ("measured links", ())
+    assert abs(blind.prediction.rate(16)[0] / truth - 1) > abs(value / truth - 1)
+    assert (known.law, reasons) == ("measured links", [])
     said = "on 16 ranks ddp is slower than on 8, which was measured: do not request more"
     assert known.notes == (said,)
     assert forecast_lines([known], forecast_table(results, [known]))[-1] == f"caution: {said}"
@@ -268,15 +268,15 @@ def test_measured_links_say_what_a_second_node_costs(modelled_study: None) -> No
     (line,) = forecast_table(results, [known]).to_dict("records")
     assert (line["nodes"], line["law"]) == (2, "measured links")
     assert line["node_hours"] == pytest.approx(2 * line["time_s"] / 3600)
-    (unknown,) = forecasts(results, (16,), per_node=8, links=Links(FAST, None))
-    assert unknown.law == "average" and "the link between nodes is not known" in unknown.reasons[0]
+    (unknown,), (why,) = forecasts(results, (16,), per_node=8, links=Links(FAST, None))
+    assert unknown.law == "average" and "the link between nodes is not known" in why
 
 
 def test_a_measured_size_sends_between_the_nodes_that_it_was_on(monkeypatch) -> None:
     monkeypatch.setattr(fake_study, "rate", modelled)
     whole_study("s", strategies=("ddp",), gpus=("1x1", "2x1", "4x1"), repeats=3)
-    (found,) = forecasts(collect("s", write=False), (8,), per_node=4, links=LINKS)
-    assert found.prediction and found.prediction.sent and found.prediction.nodes[4] == 4
+    (found,), _ = forecasts(collect("s", write=False), (8,), per_node=4, links=LINKS)
+    assert found.prediction.sent and found.prediction.nodes[4] == 4
     slow = seconds([Message("all_reduce", 620362 * 4, Scope(4, 4))], LINKS)
     assert found.prediction.sent(4) * BATCH / modelled(RunSpec()) == pytest.approx(slow, rel=0.02)
 
@@ -284,8 +284,9 @@ def test_a_measured_size_sends_between_the_nodes_that_it_was_on(monkeypatch) -> 
 def test_the_speed_up_of_a_forecast_is_over_the_base_of_the_study() -> None:
     rates = {"ddp": {1: [100.0, 101], 2: [196.0, 197], 4: [380.0, 381]}}
     rates["single"] = {1: [125.0, 126]}
-    (ddp, _) = forecasts(results_of(rates), (8,))
-    assert ddp.speed_up(8)[0] == pytest.approx(ddp.rate(8)[0] / 125.5, rel=0.02)
+    (ddp,), (single,) = forecasts(results_of(rates), (8,))
+    assert single == "single: 3 different sizes are needed for a fit (measured: 1)"
+    assert ddp.speed_up(8)[0] == pytest.approx(ddp.prediction.rate(8)[0] / 125.5, rel=0.02)
     assert len(ddp.notes) == 1 and "uses its sizes on one node" in ddp.notes[0]
     assert ddp.nodes_of(16) == 4  # as full as the fullest that was measured
 

@@ -89,7 +89,7 @@ def size_figure(results: Results, name: str, forecasts: Sequence[Forecast] = ())
     look = style.looks(s.series for s in results.sizes if s.world_size)
     several = len({scaling for scaling, _ in shown}) > 1
     for panel_axes, label, (panel, kind, values) in zip(axes, labels, known, strict=True):
-        beyond = [f for f in forecasts if f.sizes and f.base in kinds[kind]]
+        beyond = [f for f in forecasts if f.base in kinds[kind]]
         beyond = beyond if name == "speed_up" else []
         places = [s.devices or 0 for s in kinds[kind]] + [n for f in beyond for n in f.sizes]
         for line in lines_of(values):
@@ -118,12 +118,12 @@ def _draw_forecasts(
 ) -> None:
     """Draw each forecast with its interval, from the largest measured size on."""
     for forecast in forecasts:
-        x = np.geomspace(forecast.measured[-1], forecast.sizes[-1], 33)
+        x = np.geomspace(forecast.prediction.sizes[-1], forecast.sizes[-1], 33)
         y, low, high = np.asarray([forecast.speed_up(n) for n in x]).T
-        own: Any = {"color": look[forecast.series]["color"]}
+        own: Any = {"color": look[forecast.base.series]["color"]}
         axes.plot(x, y, ls=(0, (4, 2)), lw=1.4, zorder=2.5, label=style.FORECAST, **own)
         axes.fill_between(x, low, high, alpha=0.18, lw=0, zorder=1, label=style.BAND, **own)
-    last = max(f.measured[-1] for f in forecasts)
+    last = max(f.prediction.sizes[-1] for f in forecasts)
     axes.axvspan(last, axes.get_xlim()[1], color="#F4F4F4", zorder=0)
 
 

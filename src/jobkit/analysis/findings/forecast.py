@@ -7,7 +7,7 @@ Where jobkit comm measured the links, what a step sends takes its time over them
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -36,24 +36,15 @@ _FP32 = 4  # bytes
 class Forecast:
     """The prediction for larger sizes of one series."""
 
-    series: str
     base: Size  # the smallest measured size
-    measured: tuple[int, ...]
+    prediction: Prediction
     nodes_hold: int  # ranks
-    sizes: tuple[int, ...] = ()  # to forecast; all beyond what was measured
-    reasons: tuple[str, ...] = ()  # why a size that was wanted is not among sizes
-    prediction: Prediction | None = None  # none: too few sizes
-    law: str = LAWS
-    notes: tuple[str, ...] = ()  # what a reader must know beside the numbers
-
-    def rate(self, ranks: float) -> Ends:
-        """The rate in the unit of the series, with the ends of its interval."""
-        assert self.prediction is not None  # it has sizes
-        return self.prediction.rate(ranks)
+    sizes: tuple[int, ...]  # to forecast; all beyond what was measured
+    law: str
+    notes: tuple[str, ...]  # what a reader must know beside the numbers
 
     def speed_up(self, ranks: float) -> Ends:
         """The speed-up over the base of the study."""
-        assert self.prediction is not None
         value, low, high = self.prediction.speed_up(ranks)
         scale = self.base.speed_up or 1
         return scale * value, scale * low, scale * high
@@ -68,22 +59,31 @@ def forecasts(
     wanted: Sequence[int],
     per_node: int | None = None,
     links: Links | None = None,
-) -> list[Forecast]:
-    """The prediction of every measured series for the wanted sizes beyond its largest one.
+) -> tuple[list[Forecast], list[str]]:
+    """The predictions of the measured series for the wanted sizes beyond their largest ones.
 
-    Of a world size with several node counts, the fewest nodes count. per_node: ranks of a full
-    node; None: as many as the measured sizes have that are on several. links: measured by jobkit
-    comm. Raises UsageError where per_node contradicts a measured size.
+    And why a size that was wanted has none. Of a world size with several node counts, the fewest
+    nodes count. per_node: ranks of a full node; None: as many as the measured sizes have that are
+    on several. links: measured by jobkit comm. Raises UsageError where per_node contradicts a
+    measured size.
     """
     measured = [s for s in results.sizes if s.speed_up is not None and s.world_size]
-    curves = [fewest_nodes(measured, name) for name in dict.fromkeys(s.series for s in measured)]
-    for size in (s for curve in curves for s in curve):
-        if per_node and (size.world_size or 0) > per_node * (size.nodes or 1):
-            raise UsageError(
-                f"--gpus-per-node {per_node}: {size.series} was measured with {size.world_size} "
-                f"ranks on {counted(size.nodes or 1, 'node')}"
-            )
-    return [_forecast(results, curve, wanted, per_node, links) for curve in curves]
+    made, reasons = list[Forecast](), list[str]()
+    for series in dict.fromkeys(s.series for s in measured):
+        curve = fewest_nodes(measured, series)
+        for size in curve:
+            if per_node and (size.world_size or 0) > per_node * (size.nodes or 1):
+                raise UsageError(
+                    f"--gpus-per-node {per_node}: {series} was measured with {size.world_size} "
+                    f"ranks on {counted(size.nodes or 1, 'node')}"
+                )
+        try:
+            forecast, refusals = _forecast(results, curve, wanted, per_node, links)
+            made += [forecast] if forecast.sizes else []
+        except UsageError as error:
+            refusals = [str(error)]
+        reasons += [f"{series}: {why}" for why in refusals]
+    return made, reasons
 
 
 def _forecast(
@@ -92,7 +92,8 @@ def _forecast(
     wanted: Sequence[int],
     given: int | None,
     links: Links | None,
-) -> Forecast:
+) -> tuple[Forecast, list[str]]:
+    """The forecast of a series, and what it lacks; raises UsageError where there is none."""
     series, several = curve[0].series, [s for s in curve if (s.nodes or 1) > 1]
     per_node = given or max((s.ranks_per_node or 1 for s in several), default=None)
     # One run slowed down by other jobs would distort the forecast.
@@ -102,27 +103,21 @@ def _forecast(
         for run, rate in zip(s.rated_runs, s.rates, strict=True)
         if 0 < rate < math.inf and run not in (s.outliers or "").split(", ")
     ]
-    measured = tuple(sorted({n for n, _ in sound}))
-    largest = max(measured, default=0)
-    beyond = sorted({n for n in wanted if n > largest})
-    on_one = max(s.ranks_per_node or 1 for s in curve)
-    forecast = Forecast(series, curve[0], measured, per_node or on_one)
+    largest = max((n for n, _ in sound), default=0)
+    if not (beyond := sorted({n for n in wanted if n > largest})):
+        raise UsageError(f"measured up to {largest}")
     sent, reasons, notes = None, list[str](), list[str]()
-    try:
-        if not beyond:
-            raise UsageError(f"measured up to {largest}")
-        if links:
-            try:
-                sent = _sent_share(results, curve, links, per_node, beyond[-1])
-            except UsageError as error:
-                reasons.append(f"{series}: no measured links in its forecast: {error}")
-        nodes = {s.world_size or 0: s.nodes or 1 for s in curve}
-        ranks, rates = [n for n, _ in sound], [rate for _, rate in sound]
-        law = Prediction(ranks, rates, curve[0].scaling or "strong", per_node, sent, nodes)
-    except UsageError as error:
-        return replace(forecast, reasons=(f"{series}: {error}",))
+    if links:
+        try:
+            sent = _sent_share(results, curve, links, per_node, beyond[-1])
+        except UsageError as error:
+            reasons.append(f"no measured links in its forecast: {error}")
+    nodes = {s.world_size or 0: s.nodes or 1 for s in curve}
+    ranks, rates = [n for n, _ in sound], [rate for _, rate in sound]
+    law = Prediction(ranks, rates, curve[0].scaling or "strong", per_node, sent, nodes)
     refusals = {n: law.refused(n) for n in beyond}
     sizes = tuple(n for n, why in refusals.items() if not why)
+    reasons += filter(None, refusals.values())
     if per_node is None:
         notes.append(
             f"the forecast of {series} uses its sizes on one node, so what communication between "
@@ -142,33 +137,26 @@ def _forecast(
         )
     if left_out := sum(len(s.rates) for s in curve) - len(sound):
         notes.append(f"the forecast of {series} leaves out {counted(left_out, 'outlier')}")
-    return replace(
-        forecast,
-        sizes=sizes,
-        reasons=(*reasons, *(f"{series}: {why}" for why in refusals.values() if why)),
-        prediction=law,
-        law=LINKS if sent else LAWS,
-        notes=tuple(notes) if sizes else (),
-    )
+    on_one = max(s.ranks_per_node or 1 for s in curve)
+    kind = LINKS if sent else LAWS
+    return Forecast(curve[0], law, per_node or on_one, sizes, kind, tuple(notes)), reasons
 
 
 def forecast_table(results: Results, forecasts: Sequence[Forecast]) -> pd.DataFrame:
     """A row for each series and size to forecast, with the columns FORECAST."""
     rows = []
     for forecast, ranks in ((f, n) for f in forecasts for n in f.sizes):
-        base, nodes = forecast.base, forecast.nodes_of(ranks)
+        base, nodes, measured = forecast.base, forecast.nodes_of(ranks), forecast.prediction.sizes
         row: Row = {
+            **{name: getattr(base, name) for name in ("series", "throughput_unit", "time_of")},
             "study": results.name,
-            "series": forecast.series,
             "law": forecast.law,
-            "measured_sizes": ", ".join(map(str, forecast.measured)),
-            "times_beyond": ranks / max(forecast.measured),
+            "measured_sizes": ", ".join(map(str, measured)),
+            "times_beyond": ranks / measured[-1],
             "world_size": ranks,
             "nodes": nodes,
-            "throughput_unit": base.throughput_unit,
-            "time_of": base.time_of,
         }
-        rates, speed_ups = forecast.rate(ranks), forecast.speed_up(ranks)
+        rates, speed_ups = forecast.prediction.rate(ranks), forecast.speed_up(ranks)
         # The lower end of a rate is the upper one of a time.
         ends = (("", ""), ("_low", "_high"), ("_high", "_low"))
         for (end, of_time), rate, speed_up in zip(ends, rates, speed_ups, strict=True):
@@ -225,13 +213,12 @@ def messages(run: Row) -> list[Message]:
     UsageError for what does not follow from the settings.
     """
     settings = {name: run.get(name) for name in SETTINGS}
-    facts, groups = FACTS.get(str(settings["strategy"])), int(run.get("shard_groups") or 0)
-    parameters, sent = _FP32 * int(run.get("parameters") or 0), None
+    groups, sent = int(run.get("shard_groups") or 0), None
+    parameters = _FP32 * int(run.get("parameters") or 0)
     each = (parameters / groups,) if groups else ()  # the last one stays gathered
     size = ModelSize(parameters=parameters, shard_groups=each * (groups - 1), kept_groups=each)
-    if facts and parameters:
-        with suppress(KeyError, TypeError):  # a setting that decides the traffic is not recorded
-            sent = facts.messages(settings, size)
+    with suppress(KeyError, TypeError):  # a setting that decides the traffic is not recorded
+        sent = FACTS[str(settings["strategy"])].messages(settings, size) if parameters else None
     if sent is None:
         raise UsageError(
             "what it sends is known of ddp (without PowerSGD) and fsdp alone, if their logs say "

@@ -52,16 +52,17 @@ def write_report(
     results: Results,
     figures: Iterable[Path],
     forecasts: Sequence[Forecast] = (),
+    reasons: Sequence[str] = (),
     least: float = LEAST,
     project: TextTable | None = None,
     options: Sequence[str] = (),
 ) -> list[Path]:
     """Write the report and the proposal's table; return their paths.
 
-    figures: those that were drawn; the SVG ones are shown. least: the parallel efficiency that
-    the recommended size must have. project: the hours of a whole project, if they were asked for.
-    options: the words that plot_results.py was given. Raises UsageError where the study's folder
-    cannot be written.
+    figures: those that were drawn; the SVG ones are shown. reasons: why others have no forecast.
+    least: the parallel efficiency that the recommended size must have. project: the hours of a
+    whole project, if they were asked for. options: the words that plot_results.py was given. Raises
+    UsageError where the study's folder cannot be written.
     """
     paths, of = results.output, unit(results)
     proposal = proposal_table(results, of, least)
@@ -94,7 +95,7 @@ def write_report(
             for path in figures
             if path.suffix == ".svg"
         ],
-        forecast=forecast_rows(results, forecasts, of),
+        forecast=forecast_rows(results, forecasts, reasons, of),
         runs=[_run(row) for row in records(listed(results))],
         of_runs=len(results.runs),
         most=MAX_LISTED,

@@ -188,7 +188,13 @@ def project_table(
             means = [mean, *(mean * end / (size.throughput or 1) for end in ends)]
             lines.append((size.series, size, size.devices, size.nodes or 1, means))
     lines += [
-        (f"{one.series} (forecast)", one.base, ranks, one.nodes_of(ranks), one.rate(ranks))
+        (
+            f"{one.base.series} (forecast)",
+            one.base,
+            ranks,
+            one.nodes_of(ranks),
+            one.prediction.rate(ranks),
+        )
         for one in forecasts
         for ranks in one.sizes
     ]
@@ -214,7 +220,9 @@ def project_table(
     return TextTable([*heads, "node-hours at 95%"], rows, 1, [note])
 
 
-def forecast_rows(results: Results, forecasts: Sequence[Forecast], unit: str) -> TextTable:
+def forecast_rows(
+    results: Results, forecasts: Sequence[Forecast], reasons: Sequence[str], unit: str
+) -> TextTable:
     """The forecasts with their nodes and node-hours; what a reader must know is in the notes."""
     per = time_per(results.sizes)
     heads = ["series", unit, "nodes", "times the largest measured size", f"time {per} (s)"]
@@ -234,9 +242,9 @@ def forecast_rows(results: Results, forecasts: Sequence[Forecast], unit: str) ->
     notes += [
         f"Not measured: {SOURCES[law]}, by how well they predict the measured sizes, with the "
         "95 % prediction interval of one more run."
-        for law in dict.fromkeys(f.law for f in forecasts if f.sizes)
+        for law in dict.fromkeys(f.law for f in forecasts)
     ]
-    notes += [f"No forecast: {why}." for f in forecasts for why in f.reasons]
+    notes += [f"No forecast: {why}." for why in reasons]
     return TextTable(heads, rows, 1, notes)
 
 
