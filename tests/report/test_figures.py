@@ -30,6 +30,7 @@ from support.fake_study import (
     whole_run,
     whole_study,
 )
+from support.measured_study import results_of
 
 SIZES = (1, 2, 4)
 SAME = pytest.approx
@@ -214,6 +215,12 @@ def test_one_size_is_no_curve_and_one_series_no_comparison(study) -> None:
     results = study(gpus=(2,))
     assert [name for name in BY_SIZE if size_figure(results, name)] == []
     assert comparison_figure(results) is None and why_figure(results) is None
+
+
+def test_rates_that_no_machine_has_are_drawn_or_left_out() -> None:
+    for rates, count in (({1: [1e300], 2: [1e300]}, 0), ({1: [1e-9], 2: [1e20, 1e19]}, 4)):
+        results = results_of({"ddp": rates})
+        assert sum(made(f) is f for name in BY_SIZE if (f := size_figure(results, name))) == count
 
 
 def test_a_forecast_begins_where_the_measured_ends_and_widens(study) -> None:

@@ -89,8 +89,8 @@ def test_the_cost_of_a_node_boundary_is_held() -> None:
     assert seen.rate(32)[2] / seen.rate(32)[1] < told.rate(32)[2] / told.rate(32)[1]
     # Measured one to a node, though a node has room for eight.
     rates, places = [196.0, 388, 768], {2: 2, 4: 4, 8: 8}
-    _, low, high = Prediction([2, 4, 8], rates, per_node=8, nodes=places).rate(16)
-    assert low < 1500 < high
+    value, low, high = Prediction([2, 4, 8], rates, per_node=8, nodes=places).rate(16)
+    assert low < 1500 < high and value > Prediction([2, 4, 8], rates, per_node=8).rate(16)[0]
 
 
 def test_hidden_communication_surfaces_in_strong_scaling() -> None:

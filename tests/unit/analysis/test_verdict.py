@@ -137,9 +137,10 @@ CASES: dict[str, tuple[Callable[[], Results], list[str], list[str]]] = {
         ["Request 4 GPUs", "on 8 GPUs 2 of 3 runs failed (NCCL timeout)", "(1 of 3 runs)",
          "10 of 12 runs ok; ddp on 8 GPUs: 2 of 3 failed (NCCL timeout)."], ["Request 8"],
     ),
-    "all failed": (
-        lambda: study(GOOD, sending, failing(
-            "oom", "rank 3: torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB", 0)),
+    "all failed": (  # two of three alike, and the third is the last by its letters
+        lambda: study(GOOD, sending, lambda row: failing("oom", (
+            *["rank 3: torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB"] * 2,
+            "rank 5: OSError: no space left")[row["repeat"]], 0)(row)),
         ["Request 4 GPUs", "on 8 GPUs 3 of 3 runs failed (CUDA out of memory)"], ["8 GPUs with"],
     ),
     "other devices": (

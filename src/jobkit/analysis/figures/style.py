@@ -53,7 +53,7 @@ _MARKS: dict[str, Artist] = {
     BAND: Patch(color=GREY, alpha=0.25, lw=0),
 }
 # Numbers that people read: no exponent, and thousands apart.
-PLAIN = ticker.FuncFormatter(lambda v, _: f"{v:,.0f}" if abs(v) >= 1000 else f"{v:g}")
+PLAIN = ticker.FuncFormatter(lambda v, _: f"{v:,.0f}" if 1000 <= abs(v) < 1e15 else f"{v:g}")
 # The settings of matplotlib that hold while a figure is made and saved.
 RC: Any = {
     "font.family": "DejaVu Sans",

@@ -69,10 +69,7 @@ def measured_sizes(
             row["epochs_to_accuracy"] = median(needed)
             if size.time_of == EPOCH and "mean_time_s" in row:  # else it is of no epoch
                 row["time_to_accuracy_s"] = fmean(needed) * row["mean_time_s"]
-        # Rates come from logs: numbers out of range are not known.
-        values = vars(size) | row
-        lost = [k for k, v in values.items() if isinstance(v, float) and not math.isfinite(v)]
-        filled.append(replace(size, **row | dict.fromkeys(lost)))
+        filled.append(replace(size, **row))
     return filled
 
 

@@ -20,6 +20,7 @@ _PLAIN: dict[str, type] = {TEXT: str, COUNT: int, NUMBER: float, FLAG: bool}
 _DTYPES = {frozenset([int]): COUNT, frozenset([bool]): FLAG}
 _DTYPES |= {frozenset(kinds): NUMBER for kinds in ([float], [int, float], [])}
 _TOO_LARGE = 1 << 63  # of a number of 64 bits
+_LARGEST = 1e50  # or 1 / that: of no measurement, and ratios of such numbers have no axis
 _MAX_BYTES = 1 << 31  # of a table
 # A spreadsheet takes a text that begins so for a formula; the later four are of full width.
 _QUOTED = frozenset(',;"\t\r\n')  # ; divides the cells of a spreadsheet with decimal commas
@@ -45,7 +46,9 @@ def frame(
             values = [_fit(value, dtype) for value in values]
         if dtype == NUMBER:
             numbers = np.array(values, dtype=float)  # None becomes NaN
-            array = pd.arrays.FloatingArray(numbers, ~np.isfinite(numbers))
+            sizes = np.where(numbers, abs(numbers), 1)
+            is_known = (sizes <= _LARGEST) & (sizes >= 1 / _LARGEST)
+            array = pd.arrays.FloatingArray(numbers, ~is_known)
         elif dtype == TEXT:
             shown = {value: value and one_line(value) for value in {*values}}
             array = pd.Series([shown[value] for value in values], dtype=dtype).array
