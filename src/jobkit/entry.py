@@ -114,9 +114,3 @@ def protect_output() -> None:
         )
         stream.flush()
         setattr(sys, name, protected)
-
-
-def output_is_lost() -> bool:
-    """Whether standard output takes no more."""
-    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
-    return isinstance(raw, _Lossy) and raw.lost

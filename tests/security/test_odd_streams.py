@@ -9,7 +9,6 @@ from pathlib import Path
 
 from jobkit.paths import RunPaths, StudyPaths
 from jobkit.payload.report import Reporter
-from support.fake_study import make_plan
 from support.place import ROOT, until
 
 STUDY = "run_benchmarks.py --site local --gpus 1 --repeats 1 --name s -- sleep 1"  # not a training
@@ -18,17 +17,6 @@ STUDY = "run_benchmarks.py --site local --gpus 1 --repeats 1 --name s -- sleep 1
 def shell(line: str, **environ: str) -> "subprocess.CompletedProcess[str]":
     how = {"env": {**os.environ, **environ}, "capture_output": True, "text": True}
     return subprocess.run(["bash", "-c", line], timeout=800, **how)
-
-
-def test_a_reader_that_leaves_is_no_error_and_ends_a_watch() -> None:
-    """`status --watch | head` would print what nobody reads until the study ends."""
-    plan = make_plan("s", strategies=("ddp",), gpus=(1,), repeats=9)
-    run = plan.paths.run(next(iter(plan.runs)))
-    (run.attempts / "0").mkdir(parents=True)
-    run.job.write_text(f'{{"pid": {os.getpid()}, "started": 1}}')
-    status = f"{sys.executable} -m jobkit status s --watch"
-    done = shell(f"{status} | true; exit ${{PIPESTATUS[0]}}")
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_encoding_without_the_letters_ends_nothing(tmp_path: Path) -> None:

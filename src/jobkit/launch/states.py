@@ -14,7 +14,6 @@ from jobkit.outcome import slurm_jobs
 from jobkit.outcome.logs import open_log
 from jobkit.outcome.state import FINAL, UNDER_WAY, RunState, join, ordered_runs, read_job, seconds
 from jobkit.paths import RunPaths
-from jobkit.processes import age_s
 from jobkit.spec.command import PlannedRun
 from jobkit.spec.study import Plan
 
@@ -181,10 +180,9 @@ def _rate_of_steps(
 def _elapsed_s(job: dict[str, Any]) -> float | None:
     """Seconds since the start of a job, or from its start to its end; None before it has started.
 
-    The clock is asked only where nothing else knows: it may have jumped, or be another machine's.
+    Of one that has ended by a clock that does not jump, where it was noted.
     """
-    known = job.get("elapsed_s") if job.get("ended") is not None else age_s(job)
-    if isinstance(known, int | float):
+    if job.get("ended") is not None and isinstance(known := job.get("elapsed_s"), int | float):
         return seconds(known)
     started = seconds(job.get("started"))
     return max(0.0, (seconds(job.get("ended")) or time.time()) - started) if started else None

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from jobkit.entry import output_is_lost
 from jobkit.errors import Exit, Parser, command, one_line
 from jobkit.launch.states import States
 from jobkit.outcome.state import BAD_ENDS, UNDER_WAY
@@ -38,7 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=EPILOG,
     )
     options.add_argument("study", nargs="?", help="its name or folder (default: the newest)")
-    options.add_argument("--watch", action="store_true", help="update until all runs have ended")
+    options.add_argument(
+        "--watch",
+        action="store_true",
+        help="update until all runs have ended; a pipe gets the last table",
+    )
     options.add_argument("--json", action="store_true", help="print one JSON object instead")
     args = options.parse_args(argv)
     folder = find_study(args.study, planned=True)
@@ -63,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _show(looks: States, watch: bool) -> None:
     """Print the table once, or update it until all runs have ended.
 
-    A pipe or a file gets it whenever the status or the epoch of a run changed.
+    A pipe or a file gets it once, at the end.
     """
     from rich.console import Console  # --help needs no rich
     from rich.live import Live
@@ -72,19 +75,16 @@ def _show(looks: States, watch: bool) -> None:
 
     console = Console(highlight=False, markup=False)
     live = Live(console=console, auto_refresh=False) if console.is_terminal and watch else None
-    printed = None
     with live or contextlib.nullcontext():
-        while not output_is_lost():
-            listed = rows(looks)
+        while True:
+            listed, states = rows(looks), looks.of_runs.values()
             table = study_view(looks, listed, _more(looks, len(listed)))
-            now = [(row["run_id"], row["status"], row["epoch"]) for row in listed]
+            goes_on = watch and any(state.status in UNDER_WAY for state in states)
             if live:
                 live.update(table, refresh=True)
-            elif now != printed:
+            elif not goes_on:
                 console.print(table)
-            printed = now
-            states = looks.of_runs.values()
-            if not watch or not any(state.status in UNDER_WAY for state in states):
+            if not goes_on:
                 return
             time.sleep(INTERVAL_S)
             looks.look()
