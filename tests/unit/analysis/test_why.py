@@ -1,5 +1,6 @@
 """From profiled steps to a cause and to who is late, from made-up ranks."""
 
+import json
 import random
 from typing import Any
 
@@ -90,6 +91,8 @@ def test_a_rank_that_waits_for_data_is_late_by_that() -> None:
     assert (found["late_rank"], found["late_cause"]) == (1, "data wait")
     assert found["late_s"] == pytest.approx(30 * MS, abs=0.1 * MS)
     assert found["busy_max_s"] == pytest.approx(40 * MS, abs=0.1 * MS)
+    of_ranks = json.loads(found["by_rank"])
+    assert {rank: data_s for rank, (*_, data_s, _) in of_ranks.items()} == {"0": 0, "1": 0.03}
 
 
 def window(mean_s: float, typical_s: float, data_s: float = 0.0, **fields: Any) -> dict[str, Any]:
