@@ -48,6 +48,7 @@ REFUSED: list[tuple[str, dict[str, str], str]] = [
     ("--nodes x --ntasks-per-node 1", IN_JOB, "--nodes x: must be a whole number"),
     ("--max-restarts x", {}, "--max-restarts x: must be a whole number, 0 or more"),
     ("--monitor-interval 0", {}, "--monitor-interval 0: must be a number of seconds, above 0"),
+    ("--check=2", {}, "--check takes no value"),
     ("--nproc 2", {}, "unknown option --nproc: write --nproc-per-node 2"),
     ("--gpus=4", {}, "unknown option --gpus=4: write --nproc-per-node 4"),
     ("python train.py", {}, "a command comes after --, as: bash run.sh -- python train.py"),
@@ -125,7 +126,7 @@ def test_a_start_in_a_folder_of_a_run_sh_is_noted_there(run, job_id, cluster, kn
     assert [p.name for p in run.run_dir.glob("job.json*")] == ["job.json"]
 
 
-@pytest.mark.parametrize("words", ["--dry-run", "--check", "--check 2", "--help-training"])
+@pytest.mark.parametrize("words", ["--dry-run", "--check", "--help-training"])
 def test_what_only_looks_makes_no_folder(run: Fake, words: str) -> None:
     assert run(*words.split()).returncode == 0
     assert not run.run_dir.exists() and "--attempt" not in str(run.calls())

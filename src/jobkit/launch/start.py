@@ -115,10 +115,10 @@ def parse(words: Sequence[str]) -> tuple[dict[str, str], list[str], list[str]]:
             pattern, text = OPTIONS[name]
             if not re.fullmatch(pattern, options[name]):
                 raise UsageError(f"--{name} {options[name]}: must be {text}")
-        elif word.startswith("--") and name in FLAGS and (not equals or name == "check"):
-            options[name] = word
-            if word == "--check" and rest and rest[0].isdecimal():  # how many ranks, as --check=2
-                options[name] += f"={rest.pop(0)}"
+        elif word.startswith("--") and name in FLAGS:
+            if equals:
+                raise UsageError(f"{word}: --{name} takes no value")
+            options[name] = ""
         elif word.partition("=")[0] in MEANT_RANKS:
             number = value or (rest[0] if rest else "2")
             raise UsageError(f"unknown option {word}: write --nproc-per-node {number}")
@@ -185,7 +185,7 @@ def read_run(argv: Sequence[str]) -> Run:
     )  # fmt: skip
     check_options(run)
     shared = [f"--{name}={options[name]}" for name in ("stop-signal", "why") if name in options]
-    run.training += [*shared, *(options[name] for name in ("check", "dry-run") if name in options)]
+    run.training += [*shared, *(["--dry-run"] if "dry-run" in options else [])]
     if "help-training" in options:
         run.training = ["--help"]
     elif run.allocation:
