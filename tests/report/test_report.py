@@ -7,6 +7,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -24,6 +25,7 @@ from jobkit.spec.study import Study
 from support import fake_study
 from support.codes import code_of
 from support.fake_study import FakeRun, logs, make_plan, whole_study
+from support.measured_study import results_of
 
 EVIL = "<script>alert(1)</script> & \"x\" 'y' <img src=http://example.com/a.png>"
 
@@ -167,6 +169,18 @@ def test_what_was_measured_at_one_size() -> None:
     assert "No forecast: ddp: 3 different sizes are needed for a fit (measured: 1)." in text
     assert "No size to request: ddp was measured at one size only" in text
     assert "| ddp | 1 | 1 of 1 |" in results.paths.table_markdown.read_text()
+
+
+@pytest.mark.parametrize(
+    ("near", "words"),
+    [({}, "the serial run of the study, ddp at 1 rank."),
+     ({1: [99.0], 2: [150.0]},
+      "the serial run of the study, ddp at 1 rank, for slow; else to the same strategy and "),
+    ],
+)  # fmt: skip
+def test_the_table_says_what_the_base_of_each_series_is(near: Any, words: str) -> None:
+    results = results_of({"ddp": {1: [100.0], 2: [190.0]}, "slow": {1: [80.0]}, "near": near})
+    assert f"efficiency are relative to {words}" in proposal_table(results, "GPUs").notes[0]
 
 
 def test_the_proposals_table_as_markdown_and_latex() -> None:

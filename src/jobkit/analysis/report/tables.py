@@ -17,6 +17,7 @@ from jobkit.analysis.tables.text import (
     rounded,
     say,
     say_accuracy,
+    some,
     with_interval,
 )
 from jobkit.errors import UsageError
@@ -109,11 +110,16 @@ def _hours(unit: str) -> str:
 def _notes(results: Results, unit: str, kind: str, least: float) -> list[str]:
     """The table's notes: the base, the intervals, what the costs leave out, and all caveats."""
     sizes = results.sizes
-    other = sorted({s.baseline or "" for s in sizes if s.base_series not in (None, s.series)})
-    bases = " or ".join(text.removesuffix(f": {SERIAL_BASE}") for text in other)
-    rules = [OWN_BASE] * any(s.is_base for s in sizes) + [f"{SERIAL_BASE}, {bases}"] * bool(other)
-    base = f"Speed-up and parallel efficiency are relative to {' and '.join(rules)}."
-    lines = [kind + (base if rules else "No size is compared with another.")]
+    base_of = {s.series: s.baseline.rsplit(": ", 1) for s in sizes if s.baseline}
+    of_base: dict[str, list[str]] = {}  # the series of each serial run that is a base
+    for series, (base, rule) in base_of.items():
+        if rule == SERIAL_BASE:
+            of_base.setdefault(f"{rule}, {base}", []).append(series)
+    rules = [f"{text}, for {some(names, 3)}" for text, names in of_base.items()] + [OWN_BASE]
+    if of_base and len({base for base, _ in base_of.values()}) == 1:
+        rules = [*of_base]
+    base = f"Speed-up and parallel efficiency are relative to {'; else to '.join(rules)}."
+    lines = [kind + (base if base_of else "No size is compared with another.")]
     if any(s.spread_from for s in sizes):
         lines.append(
             "In brackets: 95% interval of the median over runs, from the spread of the repeats "
