@@ -19,6 +19,7 @@ from pathlib import Path
 from jobkit.errors import UsageError
 from jobkit.gpus import count_gpus
 from jobkit.paths import REPOSITORY, RunPaths
+from jobkit.spec.command import check_starter
 
 COUNT = (r"[1-9][0-9]{0,5}", "a whole number, 1 or more")
 NUMBER = (r"[0-9]{1,6}", "a whole number, 0 or more")
@@ -203,6 +204,8 @@ def read_run(argv: Sequence[str]) -> Run:
         run.nodes = int(options.get("nnodes", 1))
         gpus = count_gpus() if "nproc-per-node" not in options else 0
         run.ranks = int(options.get("nproc-per-node") or max(gpus, 2 if "comm" in options else 1))
+    if command:
+        check_starter(command, run.launcher, run.nodes * run.ranks)
     return run
 
 

@@ -94,7 +94,7 @@ class Foreground:
         other = Counter(state.status for r, state in states if r not in launch.run_ids)
         parts = [f"study {self.name}: {counted(len(launch.plan.runs), 'run')} planned"]
         parts += [f"{n} {status} already" for status, n in other.items()]
-        parts += [f"{new or 'none'} to start"]
+        parts += [f"{new} to start" if new else "none to start (to measure again: another --name)"]
         parts += [f"{launch.at_once} at a time"] if new and launch.at_once else []
         self._print(f"{', '.join(parts)}, in {short_path(launch.folder)}")
         if new and launch.site is None:  # on Slurm a note says the node-hours

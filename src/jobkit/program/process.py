@@ -45,7 +45,7 @@ def cuda_in_use() -> Any:
 
 
 def machine() -> dict[str, Any]:
-    """The device that is computed on, and the versions."""
+    """The device that is computed on, the threads of a process, and the versions."""
     torch, cuda = sys.modules.get("torch"), cuda_in_use()
     versions = {"python": platform.python_version()}
     if torch:
@@ -53,6 +53,7 @@ def machine() -> dict[str, Any]:
     return {
         "device": cuda.get_device_name() if cuda else None,
         "device_type": "cuda" if cuda else "cpu",
+        "threads": torch.get_num_threads() if torch else None,
         "versions": versions,
     }
 

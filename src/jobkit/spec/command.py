@@ -21,6 +21,14 @@ Value = int | float | str | bool
 
 LAUNCHERS = ("srun", "torchrun", "once")
 SCALINGS = ("strong", "weak")
+# Programs that start ranks themselves.
+STARTERS: tuple[str, ...] = (
+    "torchrun",
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "accelerate",
+)
+STARTERS += ("deepspeed", "mpirun", "mpiexec", "srun")
 COMMAND_LINE = "command line"  # of comparable(): no parameter can have this name
 RUN_DIR = "{run_dir}"  # stands in a command for the run's own folder, known when it starts
 _MAX_SLUG = 60  # characters of the run_id before its hash
@@ -229,6 +237,15 @@ class CommandSpec(ProgramOptions, AnyRun):
 
 
 PlannedRun = RunSpec | CommandSpec
+
+
+def check_starter(command: Sequence[str], launcher: str, ranks: int) -> None:
+    """Raise UsageError for a command that starts ranks itself: each rank would start them all."""
+    words = [PurePath(word).name for word in command[:3]]
+    name = words[2] if words[1:2] == ["-m"] and words[2:] else words[0]
+    if ranks > 1 and launcher != "once" and name in STARTERS:
+        fix = "leave it out, as -- python train.py, or say --launcher once"
+        raise UsageError(f"{name} starts the ranks itself, and jobkit a process for each: {fix}")
 
 
 def check_parameter(name: object, value: object) -> None:

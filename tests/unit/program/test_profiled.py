@@ -64,6 +64,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
             profile=lambda **_: made, ProfilerActivity=SimpleNamespace(CPU=0, CUDA=1)
         ),
         __version__="0",
+        get_num_threads=lambda: 1,
     )
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setattr(windows, "watch", lambda *_: None)

@@ -5,6 +5,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -43,10 +44,15 @@ class FakeEvent:
         return 1e3 * (end.at_s - self.at_s)
 
 
+def use(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = SimpleNamespace(cuda=cuda, __version__="0", get_num_threads=lambda: 1)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+
+
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     fake = FakeDevice()
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=fake, __version__="0"))
+    use(fake, monkeypatch)
     return fake
 
 
@@ -120,7 +126,7 @@ def test_a_gpu_that_the_program_does_not_use_is_not_asked(
 ) -> None:
     """Any other call could initialise CUDA before the program does. The times are the host's."""
     cuda = SimpleNamespace(is_initialized=lambda: False)
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, __version__="0"))
+    use(cuda, monkeypatch)
     for _ in range(4):
         meter.step(8, {})
     meter.pause(), meter.resume()
