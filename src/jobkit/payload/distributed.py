@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from jobkit.errors import UsageError
 from jobkit.payload.place import RankEnv
+from jobkit.program.process import host_name
 
 T = TypeVar("T")
 _MIN_HEARTBEAT_S = 60  # a call of CUDA may hold NCCL's watchdog for some seconds
@@ -44,7 +45,7 @@ class Candidate:
 
 def candidate(wanted: str, place: RankEnv) -> Candidate:
     """Return the GPU for this rank: by local rank of those visible, which may be its own only."""
-    host, machine = os.environ.get("SLURMD_NODENAME") or socket.gethostname(), socket.gethostname()
+    host, machine = host_name(os.environ), socket.gethostname()
     with contextlib.suppress(OSError):  # two containers may have one name, one kernel two names
         machine += Path("/proc/sys/kernel/random/boot_id").read_text()
     try:
@@ -278,9 +279,7 @@ def banner(group: Group, threads: int) -> list[str]:
     """Lines that say who takes part: one of the group, one for each rank."""
     place, device = group.place, group.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    # On a Slurm of several nodes on one machine only this name tells them apart.
-    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    mine = f"host {host}, local_rank {place.local_rank}, {name}, {threads} threads"
+    mine = f"host {host_name(os.environ)}, local_rank {place.local_rank}, {name}, {threads} threads"
     master = f"{place.master_addr}:{place.master_port}" if place.master_port else "none"
     world, nodes = place.world_size, place.nodes
     head = f"backend {group.backend}, {world} process{'es' * (world > 1)}"

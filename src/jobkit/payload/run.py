@@ -42,6 +42,7 @@ from jobkit.payload.stop import JobGuard
 from jobkit.payload.strategies import strategy_class
 from jobkit.payload.strategies.base import make_optimizer
 from jobkit.payload.train import Trainer
+from jobkit.program.process import host_name
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.strategies import FACTS, owners
 
@@ -220,7 +221,7 @@ def _record_start(trainer: Trainer, threads: int) -> None:
     spec, group, strategy = trainer.spec, trainer.group, trainer.strategy
     place, device = group.place, group.device
     batch = min(spec.steps_batch_size, trainer.batches.samples)
-    hosts = group.gather(os.environ.get("SLURMD_NODENAME") or os.uname().nodename)
+    hosts = group.gather(host_name(os.environ))
     first = place.rank == 0
     state = gpu_state(device) if first else {}  # nvidia-smi takes seconds
     trainer.report.record(

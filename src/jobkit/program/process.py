@@ -35,6 +35,7 @@ def local_rank(environment: Mapping[str, str], rank: int) -> int:
 
 
 def host_name(environment: Mapping[str, str]) -> str:
+    # On a Slurm of several nodes on one machine only the first name tells them apart.
     return environment.get("SLURMD_NODENAME") or os.uname().nodename
 
 
