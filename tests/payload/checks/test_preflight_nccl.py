@@ -100,11 +100,11 @@ def test_ways_are_told_and_slow_ones_noted(log, said, note) -> None:
 SPEEDS = [
     (2, "nccl", {}, 4000.0, True),
     (2, "nccl", {}, 6000.0, False),
-    (2, "nccl", {"hsn0": 200.0}, 3000.0, True),  # TCP
-    (2, "nccl", {"hsn0": 200.0}, 7000.0, False),
+    (2, "nccl", {"hsn0": 200.0}, 6200.0, True),
+    (2, "nccl", {"hsn0": 200.0}, 6300.0, False),
     (2, "nccl", {"mlx5_0:1": 400.0, "mlx5_9:1": 25.0}, 7000.0, True),
     (2, "nccl", {"mlx5_0:1": 25.0}, 2500.0, False),  # all that there is
-    (2, "gloo", {}, 2000.0, False),
+    (2, "gloo", {"hsn0": 200.0}, 2000.0, False),
     (2, "gloo", {}, 60.0, True),
     (1, "nccl", {}, 3.0, False),  # inside of a node
 ]

@@ -19,19 +19,9 @@ from jobkit import exercise
 from jobkit.errors import Exit
 from jobkit.exercise import COMMANDS, FOLDER, read_exercises
 from jobkit.launch.cli import make_parser, make_plan
-from ranks import on_ranks, show
+from ranks import show
 
 pytestmark = pytest.mark.usefixtures("fork_server")
-
-
-def _fails(rank: int) -> None:
-    if rank == 1:
-        raise ValueError("of rank 1")
-
-
-def test_a_rank_that_fails_is_named() -> None:
-    with pytest.raises(RuntimeError, match="rank 1: ValueError: of rank 1"):
-        on_ranks(_fails)
 
 
 def test_every_exercise_has_its_page_and_its_files() -> None:

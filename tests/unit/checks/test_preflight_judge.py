@@ -136,10 +136,3 @@ def test_what_is_only_worth_knowing_is_a_note(fact, result, text) -> None:
     assert bool(notes) == bool(text) and all(text in line for line in notes if "n2" not in line)
     facts[3]["gpu_name"] = "Y9"
     assert "note gpus: mixed GPU models: the slowest limits all" in lines(facts)
-
-
-def test_where_is_short_for_many_ranks() -> None:
-    assert judge.ranges([7, 1, 2, 3, 5, 5]) == "1-3,5,7"
-    facts = sound(100, 4)
-    assert len(judge.where(facts)) < 300
-    assert all(len(fault) < 700 for fault in faults([f | {"rank": 0} for f in facts]))

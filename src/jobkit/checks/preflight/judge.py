@@ -166,10 +166,10 @@ def environment(facts: Sequence[Facts]) -> CheckResult:
     if not shown:
         result.text = f"torch {torch}, no GPU driver found"
         return result
-    architectures, runtime = shown[0]["architectures"], shown[0]["torch_cuda"] or "none"
+    architectures = shown[0]["architectures"]
     built = " ".join(architectures) or "unknown architectures"
-    driver = shown[0]["driver"] or "unknown"
-    result.text = f"driver {driver}; torch {torch} for CUDA {runtime}; built for {built}"
+    result.text = f"driver {shown[0]['driver'] or 'unknown'}; torch {torch} for CUDA "
+    result.text += f"{shown[0]['torch_cuda'] or 'none'}; built for {built}"
     for fact in shown if architectures else ():
         gpu = fact["capability"]
         if gpu and not any(runs_on(name, gpu) for name in architectures):
@@ -258,7 +258,9 @@ def gpus(facts: Sequence[Facts]) -> CheckResult:
 
 def cores(facts: Sequence[Facts]) -> CheckResult:
     """No rank is bound to another's cores, or to fewer than it has threads."""
-    result, texts = CheckResult("cores"), []
+    counts = sorted(len(f["cores"]) for f in facts)
+    each = f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
+    result = CheckResult("cores", f"{each} of {facts[0]['machine_cores']} cores for each rank")
     for host, same in by_host(facts).items():
         sets = {frozenset(f["cores"]) for f in same}
         total, least = frozenset.union(*sets), min(map(len, sets))
@@ -275,9 +277,6 @@ def cores(facts: Sequence[Facts]) -> CheckResult:
                 f"{host} has {counted(len(total), 'core')} for {counted(len(same), 'GPU')}, which "
                 f"then wait for the host: ask for --cpus-per-task={MIN_CORES_PER_GPU} or more"
             )
-        shared = f"shared by {len(same)} ranks" if len(sets) < len(same) else "per rank"
-        texts.append(f"{host} {least} of {machine} cores {shared}")
-    result.text = "; ".join(texts[:4]) + "; ..." * (len(texts) > 4)
     for fact in facts:
         if (count := len(fact["cores"])) < fact["threads"]:
             fix = f"OMP_NUM_THREADS={count}, or more --cpus-per-task"
