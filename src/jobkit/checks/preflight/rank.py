@@ -73,13 +73,13 @@ class PreflightRank:
         signal.alarm(int(self._timeout_s + self._together_s + 3))
         place, port = self._place, self._place.master_port
         self._ips = addresses_of(place.master_addr)
-        # Ports beside the master's, which must be free for torch's store.
-        ports = [default_port(port, n) for n in (1, 2, 3)] if port else [0]
+        # The master's own port must be free for torch's store.
+        beside = default_port(port, 1) if port else 0
         try:
             if not self._ips:
                 raise Unreachable("the name does not resolve to an address")
             listens = place.rank == 0 and is_here(self._ips)
-            met = connect_or_listen(self._connect, ports, listens, self._timeout_s)
+            met = connect_or_listen(self._connect, beside, listens, self._timeout_s)
             if isinstance(met, Connection):
                 return self._take_part(met)
             here = met.getsockname()[1]

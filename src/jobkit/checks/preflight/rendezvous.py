@@ -16,7 +16,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 Message = dict[str, Any]
@@ -185,27 +185,21 @@ def listen(port: int) -> socket.socket:
 
 
 def connect_or_listen(
-    join: Callable[[int], Connection], ports: Sequence[int], listens: bool, timeout_s: float
+    join: Callable[[int], Connection], port: int, listens: bool, timeout_s: float
 ) -> Connection | socket.socket:
     """Return the connection to the job's rendezvous, or a listener where there is none yet.
 
-    ports: tried in order, as another program may have one. listens: whether this process may be
-    the rendezvous: it is on the master's machine and believes that it is rank 0, as several may.
-    Raises Unreachable.
+    listens: whether this process may be the rendezvous: it is on the master's machine and believes
+    that it is rank 0, as several may. Raises Unreachable.
     """
-    taken, end = set(), time.monotonic() + timeout_s
+    end = time.monotonic() + timeout_s
     while True:
-        for port in ports:
-            try:
-                return join(port)
-            except Unreachable:
-                if time.monotonic() > end:
-                    raise
-            if listens:
-                try:
-                    return listen(port)
-                except OSError:
-                    if port not in taken:  # by another of the job's, perhaps: then it can be joined
-                        taken.add(port)
-                        break
+        try:
+            return join(port)
+        except Unreachable:
+            if time.monotonic() > end:
+                raise
+        if listens:
+            with contextlib.suppress(OSError):  # taken by another of the job's: it can be joined
+                return listen(port)
         time.sleep(_POLL_S)
