@@ -23,7 +23,7 @@ from jobkit.launch.states import counted
 from jobkit.outcome.state import BAD_ENDS, UNDER_WAY
 from jobkit.permissions import closed_to_others
 from jobkit.spec import options as spec_options
-from jobkit.spec.command import LAUNCHERS
+from jobkit.spec.command import LAUNCHERS, STARTERS
 from jobkit.spec.study import STUDIES, Plan, Study
 
 DEFAULT_STUDY = "strong"
@@ -150,7 +150,7 @@ def _add_main_arguments(options: StudyParser) -> None:
     add = _begin_group(options, "command (after --, or in a study file)")
     add("--launcher", "what starts its ranks: srun (default; one process per rank), torchrun (one "
         "agent per node), once (one process on the first node, which starts its own ranks)",
-        "NAME", choices=LAUNCHERS)  # fmt: skip
+        "NAME", type=_launcher, choices=LAUNCHERS)  # fmt: skip
     add("--unit", "what a step works on, as images or tokens", "TEXT")
     add("--work-per-step", "units of work in one optimizer step over all ranks, as 512 or "
         "'{32 * ranks}'", "X")  # fmt: skip
@@ -178,6 +178,14 @@ def _add_main_arguments(options: StudyParser) -> None:
     add("--dry-run", "print each command; start nothing", None, action="store_true")
     add("--no-wait", "return without waiting for the runs", None, action="store_true",
         dest="detach")  # fmt: skip
+
+
+def _launcher(text: str) -> str:
+    """A type for argparse, which says how programs that start ranks themselves are started."""
+    if text in STARTERS and text not in LAUNCHERS:
+        fix = f"--launcher once -- {text} ..."
+        raise argparse.ArgumentTypeError(f"'{text}' starts the ranks itself: {fix}")
+    return text
 
 
 def _add_slurm_arguments(options: StudyParser) -> None:
