@@ -175,10 +175,7 @@ class StudyPaths:
 
 def short_path(path: Path) -> str:
     """The path relative to the current folder where it lies below it, else the path."""
-    try:
-        short = os.path.relpath(path)
-    except OSError:  # the current folder was removed
-        return str(path)
+    short = os.path.relpath(path)
     return str(path) if short.startswith("..") else short
 
 

@@ -61,14 +61,6 @@ def test_where_logs_and_data_lie(tmp_path, monkeypatch) -> None:
         assert paths.logs_root() == paths.REPOSITORY / "logs"
 
 
-def test_a_path_is_shown_also_where_the_current_folder_was_removed(tmp_path, monkeypatch) -> None:
-    (gone := tmp_path / "gone").mkdir()
-    monkeypatch.chdir(gone)
-    assert paths.short_path(gone / "x") == "x" and paths.short_path(tmp_path) == str(tmp_path)
-    gone.rmdir()
-    assert paths.short_path(tmp_path) == str(tmp_path)
-
-
 def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch) -> None:
     path = tmp_path / "plan.json"
     paths.write_whole(path, "half a character: \ud800")

@@ -155,16 +155,6 @@ def test_words_that_are_refused() -> None:
         assert said in str(caught.value)
 
 
-@pytest.mark.parametrize("command", [(), ("--", "python", "-c0", "{precision}", "{batch}")])
-def test_one_sweep_takes_several_words(command, capsys) -> None:
-    """What follows the words, an option or -- and a command, is still what it was."""
-    strategies = [] if command else ["--strategies", "ddp"]
-    swept = ["precision=fp32,bf16", f"{'batch' if command else 'batch_size_per_rank'}=64,128"]
-    options = ["--gpus", "1", "--repeats", "1", "--site", "local", "--dry-run"]
-    assert cli.main([*strategies, *options, "--sweep", *swept, *command]) == 0
-    assert "# 4 of 4 runs" in capsys.readouterr().out
-
-
 def test_a_setting_given_twice_is_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--lr", "1", "--sweep", "lr=1,2", "--site", "local", "--dry-run"]) == 2
     error = capsys.readouterr().err
