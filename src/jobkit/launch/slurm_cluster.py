@@ -4,6 +4,7 @@ Each command has a time limit and an environment without an outer job's.
 """
 
 import contextlib
+import getpass
 import os
 import re
 import shutil
@@ -106,14 +107,34 @@ def sbatch(text: str, options: Mapping[str, str | bool], test: bool = False) -> 
 
 
 def refusal(stderr: str, options: Mapping[str, str | bool]) -> str:
-    """sbatch's refusal in one line, with the options that it is about."""
+    """sbatch's refusal in one line, with the valid names where it is about a name."""
     lines = [line for line in stderr.splitlines() if "error" in line or "failure" in line]
     reason = (lines or stderr.strip().splitlines() or ["no reason given"])[-1 if lines else 0]
     if re.search(r"Socket timed out|Unable to contact|Connection refused", reason):
         return _no_answer(reason)
     reason = reason.removeprefix("allocation failure: ").removeprefix("sbatch: error: ")
     requested = " ".join(f"--{k}" if v is True else f"--{k}={v}" for k, v in options.items())
-    return f"sbatch rejected the job: {reason} (requested: {requested})"
+    return f"sbatch rejected the job: {reason}{_valid_names(reason)} (requested: {requested})"
+
+
+def _valid_names(reason: str) -> str:
+    """ "; known partitions: a, b" where the reason is about one; otherwise empty."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # the id has no name
+        return ""
+    managed = ["sacctmgr", "-n", "-P", "show"]
+    for what, words in (
+        ("accounts", [*managed, "assoc", f"user={user}", "format=account"]),
+        ("partitions", ["sinfo", "-h", "-o", "%R"]),
+        ("QOS", [*managed, "qos", "format=name"]),
+    ):
+        if what.lower().removesuffix("s") in reason.lower():
+            with contextlib.suppress(UsageError):  # the command is not there, or does not answer
+                if names := set(re.split(r"[\s,]+", call(words).stdout)) - {""}:
+                    return f"; known {what}: {', '.join(sorted(names))}"
+            return ""
+    return ""
 
 
 # Whose a job is: job ids come from files that somebody else may have written.

@@ -15,7 +15,7 @@ from rich.text import Text
 from jobkit.errors import Exit
 from jobkit.launch.launcher import Launch, pause_s
 from jobkit.launch.states import Progress, States, counted, duration, progress
-from jobkit.outcome.state import FINAL, RunState
+from jobkit.outcome.state import FINAL, RunState, read_job
 from jobkit.paths import short_path
 from jobkit.processes import END_SIGNALS, Signals
 
@@ -200,12 +200,28 @@ class Foreground:
         """Print what became of the runs, where their files are, and the next command."""
         states = self.launch.states()
         all_ok = self._print_runs(states)
+        self._print_copies(states)
         folder = short_path(self.launch.folder)
         self._print(f"files: {folder}: a folder for each run, with its log and its records")
         if any(state.status == "ok" for state in states.values()):
             what = "(tables, figures, report)"
             self._print(f"next: ./plot_results.sh {shlex.quote(folder)}    {what}")
         return Exit.OK if all_ok else Exit.FAILED
+
+    def _print_copies(self, states: Mapping[str, RunState]) -> None:
+        """Print where runs were copies of one program: their rates are no speed-up."""
+        plan = self.launch.plan
+        copies = sum(
+            spec.world_size > 1
+            and states[run_id].status == "ok"
+            and (read_job(plan.paths.run(run_id)) or {}).get("ranks_together") == "none"
+            for run_id, spec in plan.runs.items()
+        )
+        if copies:
+            what = f"nothing shows that the ranks of {counted(copies, 'run')} worked together"
+            start = "Start the program as one (--launcher torchrun, or once with mpirun)"
+            text = f"copies: {what}: their rates are no speed-up. {start}, or state --together"
+            self._print(text, "yellow")
 
     def _print_runs(self, states: Mapping[str, RunState]) -> bool:
         """Print the runs that are not ok, with their logs; return whether all are ok."""
