@@ -52,7 +52,6 @@ def caveats(results: Results, unit: str, request: Size | None = None) -> list[Ca
     slow = list(_slow_nodes(results, request))
     return [
         *_before_all(results, compared, unit),
-        *_failed(results, own, series is None, unit),
         *_accuracy(results, compared, unit),
         *slow,
         *_different(results, compared, unit),
@@ -95,17 +94,6 @@ def _before_all(results: Results, compared: Sequence[Size], unit: str) -> Iterat
         verb = "is" if who == "1 GPU" else "are"
         text = f"the host is the limit: {who} {verb} busy {worst.gpu_busy:.0%} of the time"
         yield Caveat(text, first=True)
-
-
-def _failed(results: Results, own: Sequence[Size], named: bool, unit: str) -> Iterator[Caveat]:
-    """The size of which most runs failed, and why."""
-    if bad := [s for s in own if s.not_ok]:
-        worst = max(bad, key=lambda s: (len(s.not_ok) / s.runs_planned, s.world_size or 0))
-        of = f" with {worst.series}" if named else ""
-        verb = outcome_of(results, worst)
-        verb = verb if verb.startswith("failed") else f"are {verb}"
-        count = f"{len(worst.not_ok)} of {worst.runs_planned} runs"
-        yield Caveat(f"on {where(worst, unit)}{of} {count} {verb}")
 
 
 def outcome_of(results: Results, size: Size) -> str:

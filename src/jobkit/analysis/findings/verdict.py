@@ -1,4 +1,4 @@
-"""The five lines that a study comes to, at most 100 words.
+"""The five lines that a study comes to.
 
 What to request, the fastest, where efficiency falls and why, what learning and memory do, and how
 many runs are ok. A line that has nothing to say is left out.
@@ -31,8 +31,7 @@ from jobkit.analysis.scaling.sizes import Size, fewest_nodes
 from jobkit.analysis.tables.text import counted, rounded, say_accuracy, some
 
 LEAST = 0.8  # the parallel efficiency that a size to request must have
-MAX_WORDS = 100
-_MIN_CAVEATS = 2  # that stand in the first line however long the others are
+_MAX_CAVEATS = 2  # in the first line; the table of the report has all of them as its notes
 _SHOWN = 3  # series
 _SHORT_S = 0.001  # below it, what an epoch costs is no help
 _MEASURES: dict[str, tuple[str, Callable[[float], str]]] = {
@@ -58,25 +57,13 @@ def verdict(results: Results, unit: str, least: float = LEAST) -> list[str]:
     others = [
         f"Fastest: {'. '.join(parts)}." if parts else "",
         _limits(results, measured, unit, least),
-        _learning(results, unit, requests[0][1]),
+        f"{_learning(results, unit, requests[0][1])} {_memory(results, unit)}".strip(),
         _runs(results, unit),
     ]
-    said = [*others, *(text for text, _ in requests)]
-    said += [c.text for _, doubts in requests for c in doubts[:_MIN_CAVEATS]]
-    words = len(" ".join(said).split())
-    memory = _memory(results, unit)
-    if words + len(memory.split()) <= MAX_WORDS:  # it has a figure, and is the first to go
-        words += len(memory.split())
-        others[2] = f"{others[2]} {memory}".strip()
     first = []
     for title, (text, doubts) in zip(titles, requests, strict=True):
-        before, clauses = "", [text]
-        for i, caveat in enumerate(doubts):
-            words += len(caveat.text.split()) if i >= _MIN_CAVEATS else 0
-            if caveat.first:
-                before += f"{caveat.text[0].upper()}{caveat.text[1:]}. "
-            elif i < _MIN_CAVEATS or words <= MAX_WORDS:
-                clauses.append(caveat.text)
+        before = "".join(f"{c.text[0].upper()}{c.text[1:]}. " for c in doubts if c.first)
+        clauses = [text, *[c.text for c in doubts if not c.first][:_MAX_CAVEATS]]
         first.append(f"{title}{before}{'; '.join(clauses)}.")
     return [" ".join(first), *filter(None, others)]
 
@@ -172,7 +159,7 @@ def _request(
         text += size.time_of
     if _unsure(size, least, doubts) and (size.efficiency_low or 0) <= least:
         small = f"{base.devices} and " if same else ""
-        doubts = [Caveat(f"undecided: repeat {small}{_short(size, unit)}"), *doubts]
+        text += f"; undecided: repeat {small}{_short(size, unit)}"
     return text, doubts
 
 

@@ -125,8 +125,6 @@ def _notes(results: Results, unit: str, kind: str, least: float) -> list[str]:
             "In brackets: 95% interval of the median over runs, from the spread of the repeats "
             "of all sizes by Student's t."
         )
-    elif any(s.throughput for s in sizes):
-        lines.append("No size has two successful repeats, so differences may be noise.")
     if any(s.gpu_hours for s in sizes):
         shares = sorted(float(row[-1].rstrip("%")) for row in run_costs(results).rows)
         span = " to ".join(f"{share:.0f}" for share in dict.fromkeys(shares[:1] + shares[-1:]))
