@@ -20,6 +20,7 @@ from jobkit.paths import RunPaths
 from jobkit.payload.device import seed_rank
 from jobkit.payload.resume import _check_fits
 from jobkit.spec.runspec import RunSpec
+from jobkit.spec.strategies import FACTS
 from support.cuts import (
     DATA,
     ITERATIONS,
@@ -44,11 +45,11 @@ PLAIN = (*RUN, "--model", "own_models:plain", "--lr", "0.1")
 
 # Slow weights every fifth step, flips that depend on the epoch, and the mean of two predictions.
 RECIPE = ("--recipe", "fast-cpu", "--model", "fast_cnn")
-CASES = [("single", 1, ()), ("ddp", 2, RECIPE)]
-CASES += [("fsdp", 2, ("--optimizer", "adamw", "--accumulate", "2")), ("pp", 2, ())]
+WORDS = {"ddp": RECIPE, "fsdp": ("--optimizer", "adamw", "--accumulate", "2")}
+WORDS["dp"] = ("--optimizer", "adamw")
+CASES = [(name, 2 - facts.one_rank, WORDS.get(name, ())) for name, facts in FACTS.items()]
 ALSO = [
     ("fsdp", 2, ("--speed-run",)),
-    ("dp", 1, ("--optimizer", "adamw")),
     ("ddp", 2, ("--precision", "bf16", "--checkpoint-async")),
     ("ddp", 3, ("--ddp-bucket-mib", "0.001")),  # many buckets: their order matters at 3 ranks
 ]

@@ -164,7 +164,9 @@ def test_a_checkpoint_in_the_background_is_of_the_moment(
     go, told, layer = threading.Event(), list[Any](), torch.nn.Linear(3, 2)
     report: Any = SimpleNamespace(warn=told.append, log=lambda _: None)
     report.record = lambda kind, **fields: told.append(fields["iteration"])
-    strategy = SimpleNamespace(settle=lambda: None, layout=dict, own_state=dict, named_buffers=dict)
+    settled = torch.zeros(())
+    strategy = SimpleNamespace(settle=lambda: settled.fill_(1), layout=dict, named_buffers=dict)
+    strategy.own_state = lambda: {"settled": settled.clone()}
     strategy.named_parameters = lambda: dict(layer.named_parameters())
     strategy.device = CPU
     trainer: Any = SimpleNamespace(strategy=strategy, progress=Progress(0, 0, 4), spec=RunSpec())
@@ -185,7 +187,8 @@ def test_a_checkpoint_in_the_background_is_of_the_moment(
         layer.weight.zero_()  # the training goes on
     go.set()
     assert mine.wait() and told == [4]
-    assert torch.equal(read(alone, paths.checkpoints / "00000004-0")["model.weight"], before)
+    saved = read(alone, paths.checkpoints / "00000004-0")
+    assert torch.equal(saved["model.weight"], before) and saved["rank.0.strategy.settled"] == 1
     trainer.progress = Progress(0, 0, 8)
     assert mine.save(trainer) and mine.wait()
     assert [path.name for path in paths.checkpoints.iterdir()] == ["00000008-0"]

@@ -314,8 +314,8 @@ class Checkpoints:
         all_or_raise(self._check_fence, Fenced, self.group)
         progress = trainer.progress
         self.begun_s, self.begun = time.monotonic(), progress.iteration
-        own = {f"rank.{self._rank}.{name}": t for name, t in own_tensors(trainer).items()}
-        tensors = shared_tensors(trainer) | own
+        tensors = shared_tensors(trainer)  # first, as it settles the strategy
+        tensors |= {f"rank.{self._rank}.{name}": t for name, t in own_tensors(trainer).items()}
         folder = self._paths.checkpoints / f"{progress.iteration:08d}-{self._attempt}"
         manifest = {
             "progress": dict(vars(progress)),

@@ -190,7 +190,11 @@ class Strategy:
         """
 
     def own_state(self) -> dict[str, Tensor]:
-        """What the strategy keeps from one iteration to the next, beside model and optimizer."""
+        """What the strategy keeps from one iteration to the next, beside model and optimizer.
+
+        Parameters and optimizer state of one name are taken as equal on all ranks: what differs
+        belongs here. It is called after settle().
+        """
         state = self.scaler.state_dict()  # of fp16; empty otherwise
         return {f"scaler.{k}": torch.tensor(v, dtype=torch.float64) for k, v in state.items()}
 
