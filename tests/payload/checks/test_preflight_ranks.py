@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from jobkit.checks.preflight import cli, rendezvous
 from jobkit.checks.preflight import facts as preflight_facts
@@ -215,6 +216,15 @@ def test_a_launcher_inside_a_step_has_ranks_of_its_own() -> None:
     found = preflight_facts.who(place, step)
     assert (found["tasks"], found["nodes"], found["host"]) == (2, ["n1", "n2"], "n2")
     assert preflight_facts.who(place, {**step, "TORCHELASTIC_RUN_ID": "x"})["tasks"] is None
+
+
+def test_gpus_that_slurm_granted_and_torch_does_not_see_are_a_fault(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    place = RankEnv(rank=0, local_rank=0, world_size=1, local_world_size=1, master_addr="n1")
+    for wanted, granted, fault in (("auto", "2", "Slurm granted 2"), ("auto", "0", ""),
+                                   ("cpu", "2", ""), ("cuda", "", "--device cuda")):  # fmt: skip
+        found = preflight_facts.gpu(place, wanted, {"SLURM_GPUS_ON_NODE": granted})["gpu_fault"]
+        assert found.startswith(fault) and bool(found) == bool(fault)
 
 
 def test_files_and_folders_are_tried_and_not_only_listed(tmp_path) -> None:

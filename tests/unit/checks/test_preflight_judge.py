@@ -54,6 +54,8 @@ INJECTED = [
     (change(ranks=[2, 3], gpu="GPU-9"), "gpus", "ranks 2-3 on n2: 2 ranks are on one GPU, GPU-9"),
     (change(gpus=0), "gpus", "rank 3 on n2: no GPU is visible, and other ranks have one"),
     (change(gpus=0, gpu_fault="the driver is too old"), "gpus", "too old; fix: install a torch"),
+    (change(gpus=0, gpu_fault="Slurm granted 1 here, and torch sees no GPU"), "gpus",
+     "fix: start a container with its GPUs"),
     # Two MIG instances of a GPU.
     (change(ranks=[2, 3], gpu_bus="0000:01:00.0"), "gpus", "2 ranks are on one GPU, 0000:01"),
     (change(capability="sm_70"), "environment", "the GPU is sm_70, and torch was built for"),

@@ -52,7 +52,7 @@ def find_facts(place: RankEnv, spec: RunSpec, run_dir: Path, environ: Mapping[st
     jobkit_version = f"{jobkit.__version__} (source {source_digest(Path(jobkit.__file__).parent)})"
     facts = {
         **who(place, environ),
-        **gpu(place, spec.device),
+        **gpu(place, spec.device, environ),
         "cores": sorted(os.sched_getaffinity(0)),
         "machine_cores": os.cpu_count() or 1,
         "threads": int(threads),
@@ -92,11 +92,11 @@ def who(place: RankEnv, environ: Mapping[str, str]) -> Facts:
     }
 
 
-def gpu(place: RankEnv, wanted: str) -> Facts:
+def gpu(place: RankEnv, wanted: str, environ: Mapping[str, str]) -> Facts:
     """Return the GPU that the rank would compute on, and what torch was built for."""
-    device = candidate(wanted, place)
-    absent = wanted == "cuda" and not device.visible
-    fault = device.fault or ("--device cuda, and no GPU is visible" if absent else "")
+    device, granted = candidate(wanted, place), environ.get("SLURM_GPUS_ON_NODE", "").lstrip("0")
+    why = {"cuda": "--device cuda", "auto": granted and f"Slurm granted {granted} here"}.get(wanted)
+    fault = device.fault or (f"{why}, and torch sees no GPU" if why and not device.visible else "")
     names = ("driver", "torch_cuda", "gpu", "gpu_bus", "gpu_name", "capability")
     fact = {"gpus": device.visible, "gpu_fault": fault, "architectures": []}
     fact |= dict.fromkeys(names, "")

@@ -30,6 +30,7 @@ _TORCH = (
     "install a torch for this driver and GPU (make LOCK= venv, with PIP_INDEX_URL of PyTorch's "
     "cu126 or cu128 wheels), or use the site's container"
 )
+_SEE_GPU = "start a container with its GPUs (Apptainer: --nv), or a torch with CUDA; or --device cpu"
 _BIND_CORES = "srun --cpu-bind=cores and --cpus-per-task (sbatch and srun both), and no taskset"
 _NAME = (
     "take the name from the 127.x line of /etc/hosts there, or set MASTER_ADDR (a site profile's "
@@ -240,6 +241,7 @@ def gpus(facts: Sequence[Facts]) -> CheckResult:
     result = CheckResult("gpus", "none visible: the ranks compute on their CPUs")
     for fact in facts:
         fix = _TORCH if "driver" in fact["gpu_fault"] else _GPU_PER_RANK
+        fix = _SEE_GPU if "granted" in fact["gpu_fault"] else fix
         result.fault([fact], fact["gpu_fault"], fix)
     with_gpu = [f for f in facts if f["gpus"]]
     without = [f for f in facts if not f["gpus"]]
