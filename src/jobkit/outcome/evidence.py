@@ -42,6 +42,7 @@ _LINES: tuple[tuple[int, str, str, re.Pattern[str]], ...] = tuple(
         (_KILLED, "failed", "killed", r"Signal \d+ \(SIG(?:KILL|SEGV|ABRT|BUS|FPE|ILL)\) received"),
         (_ECHO, "failed", "a task failed", r"srun: error: .*: tasks? [\d,-]+: Exited with exit"),
         (_MEMORY_TEXT, "failed", "wrong usage", r"^(?:\[?rank ?\d+\]?: )?[\w.-]+\.py: error: "),
+        (_KILLED, "failed", "did not start", r"^jobkit: error: "),  # a set-up line of its site
         (_LAST_RESORT, "cancelled", "cancelled", r"\*\*\* STEP \S+ ON \S+ CANCELLED AT"),
     )
 )

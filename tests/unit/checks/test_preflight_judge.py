@@ -55,7 +55,7 @@ INJECTED = [
     (change(gpus=0), "gpus", "rank 3 on n2: no GPU is visible, and other ranks have one"),
     (change(gpus=0, gpu_fault="the driver is too old"), "gpus", "too old; fix: install a torch"),
     (change(gpus=0, gpu_fault="Slurm granted 1 here, and torch sees no GPU"), "gpus",
-     "fix: start a container with its GPUs"),
+     "fix: start a container with GPUs"),
     # Two MIG instances of a GPU.
     (change(ranks=[2, 3], gpu_bus="0000:01:00.0"), "gpus", "2 ranks are on one GPU, 0000:01"),
     (change(capability="sm_70"), "environment", "the GPU is sm_70, and torch was built for"),

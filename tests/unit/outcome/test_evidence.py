@@ -26,6 +26,10 @@ def of_rank(rank: int, error: str, prefix: str = "[rank{}]: ") -> tuple[str, ...
     return tuple(prefix.format(rank) + text for text in (HEAD, "  File 'x'", error))
 
 
+SETUP = "setup command failed: module load cuda/12"
+EXITED = "srun: error: n1: task 0: Exited with exit code 1"
+
+
 def test_the_reason_that_lines_give() -> None:
     chain = "During handling of the above exception, another exception occurred:"
     echo = of_rank(0, "RuntimeError: Connection reset by peer")
@@ -44,12 +48,11 @@ def test_the_reason_that_lines_give() -> None:
         (('[METRIC] {"kind":"message","text":"CUDA out of memory"}',), ""),
         (("usage: t.py [-h]", "t.py: error: unrecognized arguments: --bs 3"),
          "wrong usage: t.py: error: unrecognized arguments: --bs 3"),
+        (("Lmod has detected the following error", f"jobkit: error: site x: {SETUP}", EXITED),
+         f"did not start: jobkit: error: site x: {SETUP}"),
         (("everything is fine", "epoch 3/5: loss 0.1"), ""),
     ]:  # fmt: skip
         assert reason(*lines) == expected
-
-
-EXITED = "srun: error: n1: task 0: Exited with exit code 1"
 
 
 def test_the_status_that_a_line_gives() -> None:

@@ -30,7 +30,7 @@ _TORCH = (
     "install a torch for this driver and GPU (make LOCK= venv, with PIP_INDEX_URL of PyTorch's "
     "cu126 or cu128 wheels), or use the site's container"
 )
-_SEE_GPU = "start a container with its GPUs (Apptainer: --nv), or a torch with CUDA; or --device cpu"
+_SEE_GPU = "start a container with GPUs (Apptainer: --nv), take a torch with CUDA, or --device cpu"
 _BIND_CORES = "srun --cpu-bind=cores and --cpus-per-task (sbatch and srun both), and no taskset"
 _NAME = (
     "take the name from the 127.x line of /etc/hosts there, or set MASTER_ADDR (a site profile's "
