@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,8 +16,6 @@ from jobkit.spec.runspec import RunSpec
 from jobkit.spec.strategies import FACTS, Variant
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
-# Sums in another order differ by rounding, which each step carries on to the next.
-EXACT = {"float64": 1e-9, "float32": 5e-4}
 CLASSES = 10
 # 53 samples in batches of 24: the last batch has 5, which no number of ranks from 2 to 4 divides.
 SHARED: Mapping[str, Any] = {
@@ -40,16 +38,19 @@ _OF_RESULT = ("clip_norm", "model", "device", "lr")  # change the result, and so
 
 @dataclass(frozen=True)
 class Case:
-    """A variant of a strategy, and what rounding may differ from single by dtype, relatively."""
+    """A variant of a strategy."""
 
     strategy: str
     variant: Variant
-    rounding: Mapping[str, float] = field(default_factory=lambda: EXACT)
 
     def tolerance(self, dtype: str) -> float:
-        """The largest relative difference."""
+        """The largest relative difference from single: that of the variant, or by rounding.
+
+        That is the square root of the precision's unit roundoff: losses and gradients are sums of
+        many terms, whose order differs, over a few steps.
+        """
         within = self.variant.within
-        return self.rounding[dtype] if within is None else within
+        return torch.finfo(DTYPES[dtype]).eps ** 0.5 if within is None else within
 
     def single(self) -> RunSpec:
         """The settings of the run that it is compared with."""
@@ -88,10 +89,8 @@ def plan_model(
 ) -> tuple[dict[int, list[Case]], list[str]]:
     """The cases of a user's model by number of ranks, and the dtypes in which it computes.
 
-    Each strategy is in its default settings. The tolerance is the square root of the precision's
-    unit roundoff eps: losses and gradients are sums of many terms, whose order differs, over a few
-    steps with a small learning rate. Raises UsageError for a model that cannot be made, or that is
-    not the user's own.
+    Each strategy is in its default settings. Raises UsageError for a model that cannot be made, or
+    that is not the user's own.
     """
     if ":" not in name:
         raise UsageError(f"--model {name}: must be package.module:factory")
@@ -105,9 +104,8 @@ def plan_model(
     except (RuntimeError, TypeError, ValueError):
         dtypes = ["float32"]
         _note("the model does not compute in float64: compared in float32 only")
-    near = {name: torch.finfo(dtype).eps ** 0.5 for name, dtype in DTYPES.items()}
     settings = {"model": name, "device": device, "lr": 0.01}
-    cases = [Case(strategy, Variant(strategy, settings), near) for strategy in strategies]
+    cases = [Case(strategy, Variant(strategy, settings)) for strategy in strategies]
     several = [case for case in cases if not FACTS[case.strategy].one_rank]
     return {world: cases if world == 1 else several for world in worlds}, dtypes
 
