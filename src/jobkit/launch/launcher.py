@@ -14,6 +14,7 @@ from jobkit.launch import local, slurm_cluster
 from jobkit.launch import slurm_options as slurm
 from jobkit.launch.command import LaunchRequest, job_command, local_command, refuse_logs
 from jobkit.launch.site import Site
+from jobkit.launch.start import MAX_RESTARTS
 from jobkit.launch.states import States, counted, select, wait_for_end
 from jobkit.metric.pattern import pattern_of
 from jobkit.outcome.state import RunState
@@ -202,13 +203,19 @@ def _check_slurm(prepared: Launch, site: Site, ask: bool) -> None:
     prepared.batches = slurm.make_batches(plan, prepared.run_ids, site, request)
     hours = sum(batch.node_hours for batch in prepared.batches)
     limit = str(prepared.batches[0].options["time"])
-    limit = f"{limit} minutes" if limit.isdigit() else limit
-    notes.append(f"up to {hours:.4g} node-hours, if each job uses its whole time limit ({limit})")
+    limit = counted(int(limit), "minute") if limit.isdigit() else limit
+    note = f"up to {hours:.4g} node-hours, if each job uses its whole time limit ({limit})"
+    restarts = MAX_RESTARTS if request.max_restarts is None else request.max_restarts
+    if restarts and "no-requeue" not in options:
+        hours *= 1 + restarts
+        again = f"requeued {counted(restarts, 'time')} (--max-restarts)"
+        note += f", or {hours:.4g} if each is also {again}"
+    notes.append(note)
     if request.at_once and len(prepared.batches) > 1:
         notes.append(f"--max-running applies to each of the {len(prepared.batches)} job arrays")
     if request.max_node_hours is not None and hours > request.max_node_hours:
         limit = f"more than --max-node-hours {request.max_node_hours:g}"
-        do = "reduce --time, --gpus or --repeats, or raise the limit"
+        do = "reduce --time, --gpus, --repeats or --max-restarts, or raise the limit"
         raise UsageError(f"the plan may take {hours:.4g} node-hours, {limit}: {do}")
     if ask:
         from jobkit.launch import slurm_submit  # imports submitit, which --help does not need

@@ -152,8 +152,12 @@ def test_the_default_study_is_told_and_on_slurm_named(tmp_path, logs, monkeypatc
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
     assert cli.main(["--device", "cpu"]) == 2
     said = capsys.readouterr()
-    assert "24 runs planned" in said.out and "node-hours" in said.out
+    assert "24 runs planned" in said.out and "up to 12 node-hours" in said.out
+    assert "or 48 if each is also requeued 3 times (--max-restarts)" in said.out
     assert said.err.count("\n") == 1 and "run_benchmarks.py --study strong" in said.err
+    for words, fault in ([], "may take 48 node-hours"), (["--max-restarts", "0"], "no study was"):
+        assert cli.main(["--device", "cpu", "--max-node-hours", "20", *words]) == 2
+        assert fault in capsys.readouterr().err
     assert started == [6] and not logs.exists()
 
 
