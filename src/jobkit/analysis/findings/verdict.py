@@ -16,7 +16,6 @@ from jobkit.analysis.findings.conditions import (
     changes,
     differ,
     outcome_of,
-    reason_of,
     where,
 )
 from jobkit.analysis.scaling.scaling import (
@@ -44,9 +43,7 @@ def verdict(results: Results, unit: str, least: float = LEAST) -> list[str]:
     """The lines, the most important first. unit: GPUs, processes (ranks), or ranks."""
     measured = [s for s in results.sizes if s.throughput is not None]
     if not measured:
-        why = {reason_of(results, s) for s in results.sizes if s.not_ok}
-        text = f" ({why.pop()})" if len(why) == 1 else ""
-        return [f"Nothing was measured: no successful run has a rate{text}.", _runs(results, unit)]
+        return ["Nothing was measured: no successful run has a rate.", _runs(results, unit)]
     kinds = defaultdict[tuple[str, str], list[Size]](list)
     for size in measured:
         kinds[_kind(size)].append(size)

@@ -15,15 +15,12 @@ Patarasuk and Yuan, JPDC 69, 2009), e: what it costs between nodes, o: the part 
 hides it; all in units of the compute of a step at N0. In strong scaling that part shrinks, and
 communication surfaces that no measured size shows, and where nobody says how many ranks a node has,
 every number of them is possible. Where the links were measured and the messages of a step are
-known, their time takes the place of q and e, times a factor near 1. A random walk
-over log2 N, with a standard deviation of tau per doubling, stands for deviations from every law,
-sigma for the noise of a run.
+known, their time takes the place of q and e, times a factor near 1. A random walk over log2 N, tau
+per doubling, stands for deviations from every law, sigma for the noise of a run.
 
 A prediction is an average over the family, with the weight that the measured runs give each of its
-points. Priors are wide, so that what the runs do not show counts as nothing or as much as is
-possible, each with its weight. Those of strong scaling are of communication of 0.2 to 16 % of a
-step on one rank (95 %); those of weak scaling were chosen by published tables
-(tests/bench/published.csv).
+points. Priors are wide: those of strong scaling are of communication of 0.2 to 16 % of a step on
+one rank (95 %); those of weak scaling were chosen by tests/bench/published.csv.
 """
 
 import math
@@ -89,7 +86,7 @@ class Prediction:
         self.sizes, self.strong = sorted(set(sizes)), scaling != "weak"
         self.per_node, self.sent, self.nodes = per_node, sent, nodes or {}
         if len(self.sizes) < MIN_SIZES:
-            measured = ", ".join(map(str, self.sizes)) or "none"
+            measured = ", ".join(map(str, self.sizes))
             raise UsageError(
                 f"{MIN_SIZES} different sizes are needed for a fit (measured: {measured})"
             )
@@ -229,12 +226,8 @@ class Prediction:
         across[:, :, 1] += tau2[:, None] * np.minimum(d, far)
         solved = np.linalg.solve(covariance, np.concatenate([rest[..., None], across], axis=2))
         known = across.transpose(0, 2, 1) @ solved
-        (base, level), left = known[..., 0].T, levels - known[..., 1:]
-        deviation = np.sqrt(np.maximum(left[:, 0, 0], 1e-12))
-        slope = left[:, 0, 1] / deviation
-        base = base + deviation * self._normal[:, 0]
-        alone = np.sqrt(np.maximum(left[:, 1, 1] - slope**2, 0))
-        level = level + slope * self._normal[:, 0] + alone * self._normal[:, 1]
+        root = np.linalg.cholesky(levels - known[..., 1:] + 1e-9 * np.eye(2))
+        base, level = (known[..., 0] + (root @ self._normal[:, :2, None])[..., 0]).T
         # A measured size above ideal is a gain that stays, unless chance may have made it.
         best = int(np.argmax(self.means))
         above = float(self.means[best] - self.means[0])
