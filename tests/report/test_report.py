@@ -45,7 +45,7 @@ def test_every_run_figure_and_verdict_is_there_safe_and_the_same_again(
     """Names, reasons, warnings and devices are what others wrote."""
     start = fake_study.start_fields
     monkeypatch.setattr(fake_study, "start_fields", lambda s: start(s) | {"device": EVIL})
-    settings = {"model": "a.b:<script>x"}
+    settings = {"model": "a.b:<script>x", "lr": 0.3}
     plan = make_plan(strategies=("ddp", "fsdp"), gpus=(1, 2, 4), repeats=2, settings=settings)
     for run_id, spec in plan.runs.items():
         run = FakeRun(plan.paths.folder, run_id, spec).begin()
@@ -66,7 +66,12 @@ def test_every_run_figure_and_verdict_is_there_safe_and_the_same_again(
     images = re.findall(r'<img src="data:image/svg\+xml;base64,([^"]+)"', page)
     drawn = [path for path in paths if path.suffix == ".svg"]
     assert images == [base64.b64encode(path.read_bytes()).decode() for path in drawn]
-    for words in ("torch version 2.11.0", "0" * 40, *verdict(results, "processes (ranks)")):
+    for words in (
+        "torch version 2.11.0",
+        "lr 0.3 other settings at their default",
+        "0" * 40,
+        *verdict(results, "processes (ranks)"),
+    ):
         assert " ".join(words.split()) in text
     # Nothing of a name becomes a tag, and nothing is asked for.
     assert not {*re.findall(r"<(\w+)", page)} & {"script", "iframe", "object", "link", "a"}

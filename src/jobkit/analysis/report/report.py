@@ -35,8 +35,8 @@ from jobkit.analysis.tables.text import (
 )
 from jobkit.errors import UsageError
 from jobkit.paths import read_json
-from jobkit.spec.runspec import SETTINGS
-from jobkit.spec.study import Study
+from jobkit.spec.runspec import SETTINGS, RunSpec
+from jobkit.spec.study import Study, read_run_spec, run_folders
 
 MAX_LISTED = 200  # runs
 _SHOWN = 6  # different values of a column
@@ -175,12 +175,22 @@ def commands(results: Results, options: Sequence[str] = ()) -> str:
 
 
 def facts(results: Results) -> list[tuple[str, str]]:
-    """Settings and versions with their values; where runs differ, the values and their counts."""
-    settings = [n for n in ("epochs_planned", *SETTINGS) if n not in _IN_TABLES]
+    """Settings and versions with their values; where runs differ, the values and their counts.
+
+    What no column has is the same in all runs, so that one spec.json says it: what is not at its
+    default there, and the parameters of a command.
+    """
+    run_ids = set(results.runs["run_id"])
+    folders = (f for f in run_folders(results.folder) if f.name in run_ids)
+    spec = next((spec for f in folders if (spec := read_run_spec(f))), None)
+    parameters = spec.parameters if spec else {}
+    shared = {**spec.differences(), **parameters} if spec else {}
+    settings = [n for n in ("epochs_planned", *SETTINGS, *parameters) if n not in _IN_TABLES]
     lines = []
     for name in dict.fromkeys((*_VERSIONS, *settings)):
-        counts = results.runs.get(name, pd.Series()).dropna().value_counts(sort=False)
+        column = results.runs.get(name, pd.Series(shared.get(name), dtype=object))
+        counts = column.dropna().value_counts(sort=False)
         values = sorted(f"{value} ({counted(count, 'run')})" for value, count in counts.items())
         text = f"{counts.index[0]}" if len(values) == 1 else some(values, _SHOWN)
         lines += [(name.replace("_", " "), text)] if text else []
-    return lines
+    return lines + [("other settings", "at their default")] * isinstance(spec, RunSpec)
