@@ -193,6 +193,8 @@ class Study(ProgramOptions):
             fields["work"] = {**self.work, **fields["work"]}
         rest = {k: v for k, v in overrides.items() if k not in fields}
         check_keys(rest)
+        if rest or "strategies" in fields:  # of which the description may say something else
+            fields.setdefault("description", "")
         settings = overridden(self.settings, rest)
         sweep = {k: v for k, v in overridden(self.sweep, rest).items() if k not in rest}
         return replace(self, **{"settings": settings, "sweep": sweep, **fields})

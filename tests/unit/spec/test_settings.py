@@ -178,6 +178,7 @@ def test_every_study_of_the_project_expands() -> None:
     for name in sorted(p.stem for p in STUDIES.glob("*.toml")):
         plan = Study.load(name).expand()
         assert plan.study.name == name and plan.study.description
+        assert not plan.study.changed(strategies=("mp",)).description  # it says another's
         if name in PRESETS:
             (spec,) = plan.runs.values()
             assert (spec.world_size, spec.batch_size_per_rank) == PRESETS[name]
