@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,9 @@ def at_work(plan: Plan, started: float, key: str | None) -> str:
 def test_a_run_is_of_the_launcher_whose_key_it_has_whatever_the_clock(jump, key, status) -> None:
     plan = make_plan("s", strategies=("ddp",), gpus=(1,))
     run_id = at_work(plan, time.time() + jump, key)
-    assert States(plan).look()[run_id].status == status
-    at = progress(plan.paths.run(run_id), plan.runs[run_id], 0)
+    state = States(plan).look()[run_id]
+    assert state.status == status
+    at = progress(plan.paths.run(run_id), plan.runs[run_id], replace(state, status="running"))
     assert at.elapsed_s is not None and at.elapsed_s >= 0
 
 

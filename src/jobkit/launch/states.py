@@ -56,7 +56,7 @@ class States:
     def row(self, run_id: str) -> dict[str, Any]:
         """State and progress of a run, and its job on Slurm."""
         paths, state, job = self.plan.paths.run(run_id), self.of_runs[run_id], self.jobs.get(run_id)
-        at = progress(paths, self.plan.runs[run_id], state.attempt)
+        at = progress(paths, self.plan.runs[run_id], state, job)
         running = state.status == "running"
         row = {"run_id": run_id, **asdict(state), **asdict(at)}
         row |= {"left_s": at.left_s if running else None}
@@ -131,9 +131,11 @@ class Progress:
         return ", ".join(parts)
 
 
-def progress(paths: RunPaths, spec: PlannedRun, attempt: int | None) -> Progress:
-    """The progress of an attempt."""
-    records = _records(paths, attempt)
+def progress(
+    paths: RunPaths, spec: PlannedRun, state: RunState, job: slurm_jobs.Job | None = None
+) -> Progress:
+    """The progress of a run's newest attempt. job: what Slurm says of it."""
+    records = _records(paths, state.attempt)
     epochs = [r for r in records if r.get("kind") == "epoch" and type(r.get("epoch")) is int]
     windows = [r for r in records if r.get("kind") == "window"]
     last, planned = epochs[-1] if epochs else {}, spec.planned_epochs or 0
@@ -149,7 +151,7 @@ def progress(paths: RunPaths, spec: PlannedRun, attempt: int | None) -> Progress
         epochs=planned,
         val_loss=_number(last.get("val_loss")),
         val_accuracy=_number(last.get("val_accuracy")),
-        elapsed_s=_elapsed_s(read_job(paths) or {}),
+        elapsed_s=_elapsed_s(read_job(paths) or {}, state, job, records),
         left_s=None if epoch_s is None else epoch_s * (planned - done),
         step=_number(windows[-1].get("step")) if windows else None,
         rate=rate,
@@ -177,15 +179,26 @@ def _rate_of_steps(
     return work / wall_s * spec.world_size, one_line(unit or "units")
 
 
-def _elapsed_s(job: dict[str, Any]) -> float | None:
-    """Seconds since the start of a job, or from its start to its end; None before it has started.
+def _elapsed_s(
+    start: Mapping[str, Any], state: RunState, job: slurm_jobs.Job | None, records: list[Record]
+) -> float | None:
+    """Seconds since the start of a run, or from its start to its end; None before it has started.
 
-    Of one that has ended by a clock that does not jump, where it was noted.
+    Of one that has ended by a clock that does not jump, where it was noted; of one that noted no
+    end by Slurm's word, where the job is its own, else to its last record.
     """
-    if job.get("ended") is not None and isinstance(known := job.get("elapsed_s"), int | float):
+    if start.get("ended") is not None and isinstance(known := start.get("elapsed_s"), int | float):
         return seconds(known)
-    started = seconds(job.get("started"))
-    return max(0.0, (seconds(job.get("ended")) or time.time()) - started) if started else None
+    if not (started := seconds(start.get("started"))):
+        return None
+    end = seconds(start.get("ended"))
+    if not end and state.status == "running":
+        end = time.time()
+    elif not end:
+        if job and job.elapsed_s is not None and state.status in FINAL and not start.get("shared"):
+            return job.elapsed_s
+        end = seconds(records[-1].get("t")) if records else 0.0
+    return max(0.0, end - started) if end else None
 
 
 def load(paths: RunPaths, attempt: int | None) -> str:

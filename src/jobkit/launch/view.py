@@ -151,11 +151,12 @@ class Foreground:
             begin, active = time.monotonic(), self.launch.running()
             before, self.states = self.states, self.launch.states()
             for run_id in self.launch.run_ids:
-                status = self.states[run_id].status
+                state, job = self.states[run_id], self.launch.looks.jobs.get(run_id)
+                status = state.status
                 ended = run_id in before and before[run_id].status in FINAL
                 if status == "running" or (status in FINAL and not ended):
                     paths, spec = self.launch.plan.paths.run(run_id), self.launch.plan.runs[run_id]
-                    self.progress[run_id] = progress(paths, spec, self.states[run_id].attempt)
+                    self.progress[run_id] = progress(paths, spec, state, job)
             self._print_events()
             if not active:
                 return None

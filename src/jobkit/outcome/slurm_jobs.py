@@ -50,6 +50,12 @@ class Job:
         return STATUS.get(self.state, "")
 
     @property
+    def elapsed_s(self) -> float | None:
+        """Seconds of its newest start, from D-HH:MM:SS or M:SS; None: not reported."""
+        parts = zip(reversed(re.findall(r"\d+", self.elapsed)), (1, 60, 3600, 86400), strict=False)
+        return sum(int(n) * unit_s for n, unit_s in parts) if self.elapsed[:1].isdigit() else None
+
+    @property
     def line(self) -> str:
         """One line of evidence."""
         known = {"exit code": self.exit_code, "after": self.elapsed, "on": self.node_list}

@@ -4,6 +4,7 @@ import os
 import re
 import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from jobkit.launch import cli, launcher, view
 from jobkit.launch import status as watch
 from jobkit.launch.command import LaunchRequest
-from jobkit.launch.states import States, select
+from jobkit.launch.states import States, progress, select
 from jobkit.metric.kinds import encode
 from jobkit.outcome import slurm_jobs
 from jobkit.outcome.state import BAD_ENDS, STATUSES, RunState, read_job
@@ -136,6 +137,23 @@ def test_a_pipe_gets_the_table_once_all_runs_have_ended(monkeypatch, capsys) -> 
     monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=pause))
     assert watch.main(["s", "--watch"]) == 0
     assert capsys.readouterr().out.startswith("s: 1 run: 1 ok")
+
+
+def test_the_time_of_a_run_that_noted_no_end_is_slurms_or_that_of_its_last_record(plan) -> None:
+    paths, spec = run_of(plan), next(iter(plan.runs.values()))
+    write_json(paths.job, {"job_id": "17", "started": 100.0})
+    paths.metrics_folder.mkdir()
+    record = {"v": 1, "kind": "message", "study": "two", "run_id": "x", "attempt": 0, "rank": 0}
+    paths.metrics(0).write_text(
+        encode({**record, "seq": 0, "t": 160.0, "level": "info", "text": "x"}) + "\n"
+    )
+    dead = RunState(status="timeout", attempt=0)
+    for elapsed, took_s in (("1-00:01:05", 86465), ("1:05", 65), ("00:00:00", 0), ("", 60)):
+        job = slurm_jobs.Job(job_id="17", state="TIMEOUT", elapsed=elapsed)
+        assert progress(paths, spec, dead, job).elapsed_s == took_s
+    write_json(paths.job, {"job_id": "17", "started": 100.0, "shared": True})
+    assert progress(paths, spec, dead, replace(job, elapsed="1:05")).elapsed_s == 60
+    assert progress(paths, spec, replace(dead, status="running"), job).elapsed_s > 1e9
 
 
 def test_the_live_rate_is_that_of_the_table(monkeypatch, capsys) -> None:
