@@ -315,8 +315,8 @@ def test_a_preflight_comes_before_the_command(run: Kit, code: int, dry: list[str
     stub = run.tool("checking", f'#!/bin/sh\necho "python $*" >> "$NOTES"\nexit {code}\n')
     done = run("--preflight", *dry, *SAY, **JOB, JOBKIT_PYTHON=str(stub))
     assert done.returncode == code, done.stderr
-    (asked, *more) = [x for x in run.notes.read_text().splitlines() if x.startswith("python")]
-    assert not more and asked.endswith(" --dataset synthetic")
+    (asked,) = {x for x in run.notes.read_text().splitlines() if x.startswith("python")}
+    assert asked.endswith(" --dataset synthetic")
     assert "-m jobkit.checks.preflight.cli" in asked
     assert done.stdout.count("of 2: a b") == (2 if not code and not dry else 0)
     assert ("preflight failed: nothing was trained" in done.stderr) == bool(code)

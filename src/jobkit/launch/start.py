@@ -6,6 +6,7 @@ Standard library of Python 3.10, as supervise.py, which uses all of it.
 """
 
 import contextlib
+import math
 import os
 import re
 import shlex
@@ -251,50 +252,42 @@ def step_environment(env: dict[str, str], whole_node: bool = False) -> dict[str,
     return {name: value for name, value in env.items() if name not in unwanted}
 
 
-def _binding(env: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """srun's words for cores, which it does not inherit, and for GPUs.
+def srun_line(
+    run: Run, env: Mapping[str, str], words: list[str], size: tuple[int, int], *more: str
+) -> list[str]:
+    """srun, which starts these words as so many tasks on each of so many nodes: (nodes, tasks).
 
-    With GPUs per task srun shows each rank its own only: then NCCL cannot copy between those of a
-    node by NVLink. The ranks take theirs by local rank.
+    It does not inherit cores. With GPUs per task it shows each rank its own only: then NCCL cannot
+    copy between those of a node by NVLink; the ranks take theirs by local rank. Without
+    --kill-on-bad-exit the ranks that are left would wait forever. Never --unbuffered: srun then
+    tears lines.
     """
     cpus, gpus = env.get("SLURM_CPUS_PER_TASK"), env.get("SLURM_GPUS_PER_TASK")
-    bind = ["--gpu-bind=none"] if gpus and not env.get("SLURM_GPU_BIND") else []
-    return [f"--cpus-per-task={cpus}"] if cpus else [], bind
+    start = ["srun", "--kill-on-bad-exit=1", *more]
+    start += ["--gpu-bind=none"] if gpus and not env.get("SLURM_GPU_BIND") else []
+    start += [f"--cpus-per-task={cpus}"] if cpus else []
+    start += [f"--nodes={size[0]}", f"--ntasks={math.prod(size)}", f"--ntasks-per-node={size[1]}"]
+    return [*start, *run.srun_options, *run.inside, *words]
 
 
-def srun_training(run: Run, env: dict[str, str], words: list[str]) -> list[str]:
-    """srun, which starts a module of jobkit as one task for each rank.
-
-    Without --kill-on-bad-exit the ranks that are left would wait forever. Never --unbuffered: srun
-    then tears lines.
-    """
-    cpus, bind = _binding(env)
-    size = []
-    if "ntasks-per-node" in run.options:  # a part of the allocation
-        size = [f"--nodes={run.nodes}", f"--ntasks={run.nodes * run.ranks}"]
-        size += [f"--ntasks-per-node={run.ranks}"]
-    start = ["srun", "--kill-on-bad-exit=1", "--wait=60", *cpus, *bind, *size]
-    return [*start, *run.srun_options, *run.inside, run.python, "-m", *words]
+def srun_training(run: Run, env: Mapping[str, str], words: list[str]) -> list[str]:
+    """srun, which starts a module of jobkit as one task for each rank."""
+    return srun_line(run, env, [run.python, "-m", *words], (run.nodes, run.ranks), "--wait=60")
 
 
-def srun_command(run: Run, env: dict[str, str]) -> list[str]:
+def srun_command(run: Run, env: Mapping[str, str]) -> list[str]:
     """srun, which starts a command's ranks, one agent of torchrun on each node, or the command.
 
     A rank that has ended well leaves the others their time: --wait=0.
     """
-    rank, nodes, tasks = rank_words("slurm"), run.nodes, run.ranks
-    more = ["--kill-on-bad-exit=1", "--wait=0"]
+    rank, size, more = rank_words("slurm"), (run.nodes, run.ranks), ["--wait=0"]
     if run.launcher == "torchrun":  # each node's one task has all that the node has
         text = Path(__file__).with_name("agent.py").read_text()
         rank = [_torchrun_python(run), "-c", text, str(run.ranks), *rank_words("torchrun")]
-        tasks, more = 1, [*more, "--cpu-bind=none"]
+        size, more = (run.nodes, 1), [*more, "--cpu-bind=none"]
     elif run.launcher == "once":  # shared, so that the command may start steps of its own
-        rank, nodes, tasks = rank_words("once"), 1, 1
-        more += ["--cpu-bind=none", "--overlap"]
-    cpus, bind = _binding(env)
-    size = [f"--nodes={nodes}", f"--ntasks={nodes * tasks}", f"--ntasks-per-node={tasks}"]
-    start = ["srun", *more, *bind, *cpus, *size, *run.srun_options, *run.inside]
-    return [*start, *rank, *run.command]
+        rank, size, more = rank_words("once"), (1, 1), [*more, "--cpu-bind=none", "--overlap"]
+    return srun_line(run, env, [*rank, *run.command], size, *more)
 
 
 def rank_words(*place: str) -> list[str]:
