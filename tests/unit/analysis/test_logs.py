@@ -1,5 +1,6 @@
 """collect --logs: logs that exist already, each a run; try-pattern."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from jobkit.analysis.cli import collect_main
+from jobkit.analysis.cli import collect_main, plot_main
 from jobkit.analysis.collect.results import Results, collect
 from jobkit.analysis.findings.verdict import verdict
 from jobkit.analysis.log_options import try_pattern
@@ -98,7 +99,7 @@ def test_a_bad_request_is_one_line(
         (r"nodes=(?P<nodes>\d+) r(anks) --gpus-per-node 2", [(2, 2, 4), (3, 2, 6)]),
         (r"ranks=(\d+) --gpus-per-node 4", [(2, 4, 8), (2, 4, 6)]),
         (r"nodes=(?P<nodes>\d+) ranks=(?P<ranks>\d+)", [(2, 4, 8), (3, 2, 6)]),
-        (r"for (?P<series>\w+) ranks=(\d+)", [(1, 8, 8), (1, 6, 6)]),
+        (r"for (?P<series>\w+) ranks=(\d+)", [(None, None, 8), (None, None, 6)]),
         (r"(?P<series>[ab])\.log|ranks=(\d+)", None),  # found in the name alone
     ],
 )
@@ -114,7 +115,34 @@ def test_what_a_size_finds(size: str, shapes: list[tuple[int, int, int]] | None)
         assert " on an unknown number of ranks: 1 of 1 failed" in verdict(results, "ranks")[-1]
     else:
         found = runs[["nodes", "ranks_per_node", "world_size"]].itertuples(index=False, name=None)
-        assert list(found) == shapes and set(runs["status"]) == {"ok"}
+        assert [tuple(None if pd.isna(v) else v for v in row) for row in found] == shapes and set(
+            runs["status"]
+        ) == {"ok"}
+
+
+def test_an_evaluation_is_in_no_rate_and_unknown_nodes_are_in_no_cost(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each evaluation falls on a logged line, whose time would count ten times too often."""
+    wait = "step {0}: train loss 2, val loss 2\niter {0}: loss 2, time 30000ms, mfu 1.00%\n"
+    logs = {
+        f"n{n}": nanogpt(ms, f"ranks={n}") + wait.format(60) + "iter 70: loss 2, time nanms, mfu 1%"
+        for n, ms in ((1, 800.0), (8, 107.0), (16, 58.0), (32, 33.0))
+    }
+    results = collected(*NANOGPT, **logs)
+    assert [s.efficiency for s in results.sizes][1:] == pytest.approx(
+        [0.935, 0.862, 0.758], abs=1e-3
+    )
+    assert results.warnings() == []
+    assert plot_main(["m", "--forecast", "64", "--work", "1000 steps"]) == 0
+    table = Path("logs/m/scaling.md").read_text()
+    assert re.search(r"\| 8 \| 1 of 1 .* \| - \|\n", table)
+    assert "64 ranks: speed-up" in capsys.readouterr().out
+    assert "collect with --gpus-per-node for node-hours" in table
+    for log in Path().glob("n?*.log"):
+        log.unlink()
+    always = collected(*NANOGPT, a="ranks=1\n" + "".join(wait.format(10 * n) for n in range(9)))
+    assert "stands one without a time, as of an evaluation" in always.warnings()[0]
 
 
 def test_rejected_and_unused_lines_and_epochs_of_a_log_are_taken() -> None:

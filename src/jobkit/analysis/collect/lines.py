@@ -90,17 +90,27 @@ def observed_lines(
     """
     seen: list[Observation] = []
     unread, source, of_one = list[str](), f"pattern {pattern.name}", pattern.of == "per_rank"
+    evaluated = False
     for attempt, _, groups in lines:
         values = {name: plain(text, name) for name, text in groups.items()}
-        measures = (name for name in values if quantity_of(name).kind in _MEASURES)
+        measures = [name for name in values if quantity_of(name).kind in _MEASURES]
         if bad := next((name for name in measures if not _is_above_0(values[name])), ""):
             unread.append(f"{bad}={groups[bad].strip()}")
-        seen.append(_observation(values, ranks, planned.get("unit"), attempt, of_one))
+        line = _observation(values, ranks, planned.get("unit"), attempt, of_one)
+        seen.append(replace(line, evaluated=evaluated))
+        evaluated = not measures
     first, doubts = _first_training(seen, ranks, source)
     steps = _with_steps(first, planned, pattern.spans == "step")
+    not_taken, warm = list[str](), [o for o in steps if not o.warmup]
     if pattern.spans == "running":
         steps = [replace(line, warmup=False) for line in steps[-1:]]
-    not_taken = []
+    elif any(not o.evaluated for o in warm):
+        steps = [replace(o, warmup=o.warmup or o.evaluated) for o in steps]
+    elif warm:
+        not_taken.append(
+            f"before every line of {source} stands one without a time, as of an evaluation: if it "
+            "is in the time, log more often"
+        )
     if unread:
         not_taken.append(
             f"{counted(len(unread), 'line')} of {source} with a time or rate that is no number "

@@ -74,7 +74,7 @@ def read_logs(logs: GivenLogs) -> dict[str, dict[str, Any]]:
     in_steps = {row["series"] for row in ok if row.get("throughput_unit") == IN_STEPS}
     repeats = Counter[tuple[object, ...]]()
     for row in rows:
-        place = row["series"], row["nodes"], row["ranks_per_node"]
+        place = row["series"], row["world_size"], row["nodes"], row["ranks_per_node"]
         row["repeat"] = repeats[place]
         repeats[place] += 1
         # The log of several ranks has rank 0's work alone, that of one rank all of it. So a series
@@ -169,7 +169,7 @@ def _free_group(size: Any) -> int | None:
 
 
 def _shape(numbers: Mapping[str, int], per_node: int | None) -> Row:
-    """Nodes, ranks per node and ranks from those of them that are known; 1 node where none is."""
+    """Nodes, ranks per node and ranks from those of them that are known."""
     nodes, ranks = numbers.get("nodes"), numbers.get("ranks")
     on_node = numbers.get("ranks_per_node")
     if not on_node and per_node and bool(nodes) != bool(ranks):
@@ -177,5 +177,6 @@ def _shape(numbers: Mapping[str, int], per_node: int | None) -> Row:
     ranks = ranks or ((nodes or 1) * on_node if on_node else None)
     if not ranks or ranks >= 1 << 31:
         return {}
-    nodes = nodes or (-(-ranks // on_node) if on_node else 1)
-    return {"nodes": nodes, "ranks_per_node": on_node or -(-ranks // nodes), "world_size": ranks}
+    nodes = nodes or (1 if ranks == 1 else -(-ranks // on_node) if on_node else None)
+    on_node = on_node or (-(-ranks // nodes) if nodes else None)
+    return {"nodes": nodes, "ranks_per_node": on_node, "world_size": ranks}

@@ -34,7 +34,7 @@ from typing import Any
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.frames import Row
-from jobkit.analysis.tables.text import TextTable
+from jobkit.analysis.tables.text import TextTable, say
 
 _CLOCKS = 0.02  # by which the host's clock and a GPU's events may differ
 _MIN_TOLERANCE, _TOLERANCE = 0.02, 0.1  # of the logarithm of an efficiency, and of its loss
@@ -141,7 +141,7 @@ def efficiency_table(breakdowns: Sequence[SizeBreakdown], unit: str) -> TextTabl
         factors = [one.own[name] for name in _FACTORS]
         useful, computation = math.prod(factors), one.own["computation"]
         factors += [useful, computation, useful * computation]
-        place = [one.size.series, str(one.size.world_size), str(one.size.nodes)]
+        place = [one.size.series, str(one.size.world_size), say(one.size.nodes)]
         place.append(f"{1000 * one.row['breakdown_iteration_s']:.4g}")
         cost = one.row.get("breakdown_difference_s")
         place += [*(f"{value:.1%}" for value in factors)]

@@ -319,7 +319,9 @@ def _few(results: Results, compared: Sequence[Size], unit: str) -> Iterator[Cave
     base = base_of(results, compared[-1]) if compared else None
     if base and len(base.rates) == 1:
         if all(len(s.rates) < 2 for s in compared):
-            yield Caveat("one run a size: differences may be chance")
+            names = {s.series for s in results.sizes}
+            of = f" of {base.series}" * (len(names) > 1)
+            yield Caveat(f"one run a size{of}: differences may be chance")
         else:
             yield Caveat(f"the base, {where(base, unit)}, is one run: repeat it")
     several = [s for s in compared if (s.devices or 0) > 1]

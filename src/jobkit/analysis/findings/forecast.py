@@ -17,7 +17,7 @@ from jobkit.analysis.scaling.predict import Ends, Prediction
 from jobkit.analysis.scaling.sizes import Size, fewest_nodes
 from jobkit.analysis.tables.columns import FORECAST
 from jobkit.analysis.tables.frames import Row, frame, records
-from jobkit.analysis.tables.text import counted, say
+from jobkit.analysis.tables.text import NONE, counted, say
 from jobkit.errors import UsageError
 from jobkit.metric.comm import Line, fit_lines, read_csv
 from jobkit.spec.runspec import SETTINGS
@@ -38,7 +38,7 @@ class Forecast:
 
     base: Size  # the smallest measured size
     prediction: Prediction
-    nodes_hold: int  # ranks
+    nodes_hold: int | None  # ranks; None: not known
     sizes: tuple[int, ...]  # to forecast; all beyond what was measured
     law: str
     notes: tuple[str, ...]  # what a reader must know beside the numbers
@@ -49,9 +49,9 @@ class Forecast:
         scale = self.base.speed_up or 1
         return scale * value, scale * low, scale * high
 
-    def nodes_of(self, ranks: int) -> int:
+    def nodes_of(self, ranks: int) -> int | None:
         """How many nodes that many ranks need."""
-        return math.ceil(ranks / self.nodes_hold)
+        return math.ceil(ranks / self.nodes_hold) if self.nodes_hold else None
 
 
 def forecasts(
@@ -72,10 +72,10 @@ def forecasts(
     for series in dict.fromkeys(s.series for s in measured):
         curve = fewest_nodes(measured, series)
         for size in curve:
-            if per_node and (size.world_size or 0) > per_node * (size.nodes or 1):
+            if per_node and size.nodes and (size.world_size or 0) > per_node * size.nodes:
                 raise UsageError(
                     f"--gpus-per-node {per_node}: {series} was measured with {size.world_size} "
-                    f"ranks on {counted(size.nodes or 1, 'node')}"
+                    f"ranks on {counted(size.nodes, 'node')}"
                 )
         try:
             forecast, refusals = _forecast(results, curve, wanted, per_node, links)
@@ -112,16 +112,18 @@ def _forecast(
             sent = _sent_share(results, curve, links, per_node, beyond[-1])
         except UsageError as error:
             reasons.append(f"no measured links in its forecast: {error}")
-    nodes = {s.world_size or 0: s.nodes or 1 for s in curve}
+    nodes = {s.world_size or 0: s.nodes for s in curve if s.nodes}
+    nodes = nodes if len(nodes) == len(curve) else {}  # by draws, else by per_node
     ranks, rates = [n for n, _ in sound], [rate for _, rate in sound]
     law = Prediction(ranks, rates, curve[0].scaling or "strong", per_node, sent, nodes)
     refusals = {n: law.refused(n) for n in beyond}
     sizes = tuple(n for n, why in refusals.items() if not why)
     reasons += filter(None, refusals.values())
     if per_node is None:
+        known = "uses its sizes on one node" if nodes else "has no nodes"
         notes.append(
-            f"the forecast of {series} uses its sizes on one node, so what communication between "
-            "nodes costs is not known (--gpus-per-node says where nodes end)"
+            f"the forecast of {series} {known}, so what communication between nodes costs is not known (--gpus-per-node says where "
+            "nodes end)"
         )
     elif not several and not sent and beyond[-1] > per_node:
         notes.append(
@@ -137,7 +139,7 @@ def _forecast(
         )
     if left_out := sum(len(s.rates) for s in curve) - len(sound):
         notes.append(f"the forecast of {series} leaves out {counted(left_out, 'outlier')}")
-    on_one = max(s.ranks_per_node or 1 for s in curve)
+    on_one = max(s.ranks_per_node or 1 for s in curve) if nodes else None
     kind = LINKS if sent else LAWS
     return Forecast(curve[0], law, per_node or on_one, sizes, kind, tuple(notes)), reasons
 
@@ -164,21 +166,24 @@ def forecast_table(results: Results, forecasts: Sequence[Forecast]) -> pd.DataFr
             row[f"efficiency{end}"] = speed_up * (base.base_world_size or 1) / ranks
             if base.time_amount:
                 time_s = base.time_amount / rate
-                row |= {f"time{of_time}_s": time_s, f"node_hours{of_time}": time_s * nodes / 3600}
+                row[f"time{of_time}_s"] = time_s
+                row[f"node_hours{of_time}"] = time_s * nodes / 3600 if nodes else None
         rows.append(row)
     return frame(rows, FORECAST)
 
 
 def forecast_lines(forecasts: Sequence[Forecast], table: pd.DataFrame) -> list[str]:
     """One line for each forecast, for a terminal, and the notes on them."""
-    lines = [
-        f"forecast (not measured): {row['series']} at {row['world_size']} ranks on "
-        f"{counted(row['nodes'], 'node')}: speed-up {row['speed_up']:.3g} "
-        f"[{row['speed_up_low']:.3g}, {row['speed_up_high']:.3g} at 95%], parallel efficiency "
-        f"{row['efficiency']:.0%}, {say(row['node_hours'], '{:.3g}')} node-hours per "
-        f"{row['time_of']} ({SOURCES[row['law']]}, from {row['measured_sizes']})"
-        for row in records(table)
-    ]
+    lines = []
+    for row in records(table):
+        on = f" on {counted(row['nodes'], 'node')}" if row["nodes"] else ""
+        hours = say(row["node_hours"], ", {:.3g} node-hours per " + row["time_of"]).strip(NONE)
+        lines.append(
+            f"forecast (not measured): {row['series']} at {row['world_size']} ranks{on}: speed-up "
+            f"{row['speed_up']:.3g} [{row['speed_up_low']:.3g}, {row['speed_up_high']:.3g} at 95%]"
+            f", parallel efficiency {row['efficiency']:.0%}{hours} ({SOURCES[row['law']]}, from "
+            f"{row['measured_sizes']})"
+        )
     return lines + [f"caution: {note}" for f in forecasts for note in f.notes]
 
 
@@ -235,7 +240,7 @@ def _sent_share(
     last: the largest size that is asked for. Raises UsageError where it is not known.
     """
     first, run_id = curve[0], curve[0].ok_runs[0]
-    places = {s.world_size: (s.nodes or 1, s.ranks_per_node or 1) for s in curve}
+    places = {s.world_size: (s.nodes, s.ranks_per_node or 1) for s in curve if s.nodes}
     spec = read_run_spec(results.paths.run(run_id).folder)
     settings = {**(spec.to_dict() if spec else {}), **results.rows[run_id]}
     if not first.global_batch_size or not first.throughput:

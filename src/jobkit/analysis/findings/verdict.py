@@ -152,8 +152,8 @@ def _request(
     over = where(base, unit) if same else f"{base.series} on {where(base, unit)}"
     text += f": {size.speed_up:.3g} times {over}, parallel efficiency {_share(size, least)}"
     if size.mean_time_s is not None and size.mean_time_s >= _SHORT_S:
-        text += f", {size.mean_time_s:.3g} s and {size.node_hours:.2g} node-hours per "
-        text += size.time_of
+        hours = f" and {size.node_hours:.2g} node-hours" if size.node_hours is not None else ""
+        text += f", {size.mean_time_s:.3g} s{hours} per {size.time_of}"
     if _unsure(size, least, doubts) and (size.efficiency_low or 0) <= least:
         small = f"{base.devices} and " if same else ""
         text += f"; undecided: repeat {small}{_short(size, unit)}"

@@ -10,6 +10,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from jobkit.spec.study import Study, read_run_spec, run_folders
 
 MAX_LISTED = 200  # runs
 _SHOWN = 6  # different values of a column
+_SHOWN_WARNINGS = 3  # in the proposal
 _VERSIONS = (
     *("device", "device_type", "backend", "torch_version", "python_version", "cuda_version"),
     *("hip_version", "nccl_version", "cudnn_version", "cudnn_benchmark", "driver_version"),
@@ -103,6 +105,9 @@ def write_report(
         study_file=study_file(results),
         commands=commands(results, options),
     )
+    if doubts := results.warnings():
+        text = f"Warnings of jobkit: {some(doubts, _SHOWN_WARNINGS)}."
+        proposal = replace(proposal, notes=[*proposal.notes, text])
     latex = proposal.latex() + (project.latex() if project else "")
     markdown = proposal.markdown() + (f"\n{project.markdown()}" if project else "")
     written = {paths.table_markdown: markdown, paths.table_latex: latex, paths.report: html}

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 
 from jobkit.analysis.collect.results import Results
+from jobkit.analysis.collect.rows import OF_EPOCHS, WALL_TIME
 from jobkit.analysis.findings.conditions import caveats
 from jobkit.analysis.findings.forecast import SOURCES, Forecast, forecast_table
 from jobkit.analysis.findings.verdict import LEAST, request_of
@@ -97,7 +98,12 @@ def proposal_table(
     kind = ""
     if len(scalings) == 1:
         (scaling,) = scalings
-        kind = f"{'Strong or weak' if scaling == NONE else scaling.capitalize()} scaling. "
+        kind = f"{scaling.capitalize()} scaling. "
+        if scaling == NONE and results.paths.given_logs.exists():
+            kind = "Strong or weak scaling: not known, say it with --scaling. "
+        elif scaling == NONE:
+            kind = "Strong or weak scaling: not known, state --unit samples --work-per-step 64 "
+            kind += "(strong) or '{64 * ranks}' (weak). "
     rows = [list(row) for row in zip(*shown.values(), strict=True)]
     notes = _notes(results, unit, kind, least)
     return TextTable(list(shown), rows, 2 if "scaling" in shown else 1, notes)
@@ -128,13 +134,25 @@ def _notes(results: Results, unit: str, kind: str, least: float) -> list[str]:
     if any(s.gpu_hours for s in sizes):
         shares = sorted(float(row[-1].rstrip("%")) for row in run_costs(results).rows)
         span = " to ".join(f"{share:.0f}" for share in dict.fromkeys(shares[:1] + shares[-1:]))
+        goal = " and the time to an accuracy" * any(s.time_to_accuracy_s for s in sizes)
         lines.append(
-            "Hours and the time to an accuracy are means, of the training alone: evaluation, "
-            "checkpoints and start-up come on top"
-            + (f", {span}% of it in these runs." if shares else ".")
+            f"Hours{goal} are means: {_beside(results)}"
+            + (f", {span}% of the training in these runs." if shares else ".")
         )
+    if any(s.nodes is None and s.throughput for s in sizes):
+        lines.append("Nodes are not known: collect with --gpus-per-node for node-hours.")
     found = caveats(results, unit, request_of(results, least))
     return lines + [_sentence(c.text) for c in found]
+
+
+def _beside(results: Results) -> str:
+    """What comes on top of the time of the training, as its rate was measured."""
+    sources = {*results.runs["throughput_source"].dropna()}
+    if sources <= {"meter", OF_EPOCHS}:
+        return "evaluation, checkpoints and start-up come on top"
+    if sources == {WALL_TIME}:
+        return "of whole runs, start-up included"
+    return "start-up comes on top; evaluation and checkpoints may be in the times of the steps"
 
 
 def _sentence(text: str) -> str:
@@ -184,13 +202,13 @@ def project_table(
         raise UsageError(f"--work {work!r}: an amount and its unit, as '300e9 tokens'")
     name = parts[3].rstrip("s")
     # Series, a measured size, ranks, nodes, and the rate of the training with its ends.
-    lines: list[tuple[str, Size, int, int, Sequence[float]]] = []
+    lines: list[tuple[str, Size, int, int | None, Sequence[float]]] = []
     for size in results.sizes:
         if size.time_amount and size.mean_time_s and size.devices:
             mean = size.time_amount / size.mean_time_s
             ends = size.interval("throughput") or ()
             means = [mean, *(mean * end / (size.throughput or 1) for end in ends)]
-            lines.append((size.series, size, size.devices, size.nodes or 1, means))
+            lines.append((size.series, size, size.devices, size.nodes, means))
     lines += [
         (
             f"{one.base.series} (forecast)",
@@ -210,16 +228,17 @@ def project_table(
                 continue
             seconds *= size.time_amount or 0
         hours = count * seconds / 3600
-        span = [rounded(nodes * hours * rates[0] / rate) for rate in rates[:0:-1] if rate > 0]
-        cells = [f"{seconds / 86400:.3g}", rounded(hours * ranks), rounded(nodes * hours)]
-        rows.append([series, str(ranks), str(nodes), *cells, " to ".join(span) or NONE])
+        cells = [series, str(ranks), say(nodes), f"{seconds / 86400:.3g}", rounded(hours * ranks)]
+        span = [rounded((nodes or 0) * hours * rates[0] / x) for x in rates[:0:-1] if x > 0]
+        cells += [rounded(nodes * hours), " to ".join(span) or NONE] if nodes else [NONE, NONE]
+        rows.append(cells)
     if not rows:
         measured = sorted({s.throughput_unit.partition("/")[0] for s in results.sizes})
         raise UsageError(f"--work {work!r}: the study measured {' and '.join(measured)}")
     heads = ["series", unit, "nodes", "days per run", _hours(unit), "node-hours"]
     note = (
-        f"{counted(count, 'run')} of {amount:,.4g} {parts[3]} each, by the mean rate of the "
-        "training; evaluation, checkpoints, start-up, failures and trials come on top."
+        f"{counted(count, 'run')} of {work.strip()} each, by the mean rate: {_beside(results)}. "
+        "Failures and trials come on top."
     )
     return TextTable([*heads, "node-hours at 95%"], rows, 1, [note])
 

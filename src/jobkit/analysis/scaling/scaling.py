@@ -183,7 +183,8 @@ def _cost(size: Size, means: Mapping[str, float]) -> Row:
     mean = fmean(seconds) * size.time_amount if seconds and size.time_amount else size.time_s
     row["mean_time_s"] = mean
     row["gpu_hours"] = mean * devices / 3600
-    row["node_hours"] = mean * (size.nodes or 1) / 3600
+    if size.nodes:
+        row["node_hours"] = mean * size.nodes / 3600
     per = size.joules_per_work
     if per is not None and size.time_amount and not size.throughput_unit.endswith("/h"):
         row["energy_kwh"] = per * size.time_amount / _J_OF_KWH

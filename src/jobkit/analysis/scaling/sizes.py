@@ -24,8 +24,8 @@ SEVERAL_STARTS = (
     "no rate: only its wall time is known, and that of several starts is not the time of one run; "
     "run it in a study of its own, with --name"
 )
-_KEYS = ["series", "nodes", "ranks_per_node"]
-_FACTS = ("strategy", "scaling", "world_size", "global_batch_size", "batch_size_per_rank")
+_KEYS = ["series", "world_size", "nodes", "ranks_per_node"]
+_FACTS = ("strategy", "scaling", "global_batch_size", "batch_size_per_rank")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -188,7 +188,7 @@ STEPS = _columns(f"""
 step COUNT index of the last step, as the program counts
 epoch COUNT the epoch, as the program counts
 steps COUNT optimizer steps
-warmup FLAG whether they are of the warm-up and not compared
+warmup FLAG whether they are not compared: of the warm-up, or with an evaluation in them
 time_s NUMBER wall time of these steps, maximum over ranks, without pauses
 throughput NUMBER rate over all ranks, in throughput_unit
 throughput_unit TEXT unit of throughput
