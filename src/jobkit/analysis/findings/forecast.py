@@ -95,6 +95,8 @@ def _forecast(
 ) -> tuple[Forecast, list[str]]:
     """The forecast of a series, and what it lacks; raises UsageError where there is none."""
     series, several = curve[0].series, [s for s in curve if (s.nodes or 1) > 1]
+    nodes = {s.world_size or 0: s.nodes for s in curve if s.nodes}
+    nodes = nodes if len(nodes) == len(curve) else {}  # of per_node, else by draws
     per_node = given or max((s.ranks_per_node or 1 for s in several), default=None)
     # One run slowed down by other jobs would distort the forecast.
     sound = [
@@ -112,8 +114,6 @@ def _forecast(
             sent = _sent_share(results, curve, links, per_node, beyond[-1])
         except UsageError as error:
             reasons.append(f"no measured links in its forecast: {error}")
-    nodes = {s.world_size or 0: s.nodes for s in curve if s.nodes}
-    nodes = nodes if len(nodes) == len(curve) else {}  # by draws, else by per_node
     ranks, rates = [n for n, _ in sound], [rate for _, rate in sound]
     law = Prediction(ranks, rates, curve[0].scaling or "strong", per_node, sent, nodes)
     refusals = {n: law.refused(n) for n in beyond}
@@ -122,10 +122,10 @@ def _forecast(
     if per_node is None:
         known = "uses its sizes on one node" if nodes else "has no nodes"
         notes.append(
-            f"the forecast of {series} {known}, so what communication between nodes costs is not known (--gpus-per-node says where "
-            "nodes end)"
+            f"the forecast of {series} {known}, so what communication between nodes costs is not "
+            "known (--gpus-per-node says where nodes end)"
         )
-    elif not several and not sent and beyond[-1] > per_node:
+    elif (nodes or largest <= per_node) and not (several or sent) and beyond[-1] > per_node:
         notes.append(
             f"the forecast of {series} is of more nodes than one, which no measured size is: what "
             "communication between them costs is taken from published tables (--comm has measured "
