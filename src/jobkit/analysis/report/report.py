@@ -116,17 +116,17 @@ def write_report(
     return list(written)
 
 
-def _run(row: Row) -> tuple[list[str], list[str]]:
-    """A run's id, status, reason and evidence, and its numbers, with a dash for none."""
+def _run(row: Row) -> tuple[list[str], dict[str, str]]:
+    """A run's id, status, reason and evidence; its numbers by heading, with a dash for none."""
     rate, evidence = row["throughput"], row["evidence"]
     shown = f"{row['evidence_file']}: {evidence}" if evidence else ""
-    return [row["run_id"], row["status"], row["reason"] or "", shown], [
-        say(row["time_per_epoch_s"], "{:.4g}"),
-        NONE if rate is None else rounded(rate),
-        say(row["throughput_unit"]),
-        say(row["peak_memory_mib"], "{:,.0f}"),
-        say_accuracy(row["val_accuracy"]),
-    ]
+    return [row["run_id"], row["status"], row["reason"] or "", shown], {
+        "time per epoch (s)": say(row["time_per_epoch_s"], "{:.4g}"),
+        "throughput": NONE if rate is None else rounded(rate),
+        "unit": say(row["throughput_unit"]),
+        "peak memory (MiB)": say(row["peak_memory_mib"], "{:,.0f}"),
+        "validation accuracy": say_accuracy(row["val_accuracy"]),
+    }
 
 
 def listed(results: Results) -> pd.DataFrame:
