@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from jobkit.errors import UsageError
+from jobkit.paths import REPOSITORY
 from jobkit.payload import signals as faults
 from jobkit.payload.main import parser, read_settings
 from jobkit.payload.signals import StopRequest
 from jobkit.spec import options
 from jobkit.spec.runspec import SETTINGS, TYPES, Every, RunSpec
+from jobkit.spec.strategies import FACTS
 from jobkit.spec.study import STUDIES, Study
 
 META = {f.name: f.metadata for f in fields(RunSpec)}
@@ -169,6 +171,17 @@ def test_a_file_by_hand_with_options_over_it_or_one_line(tmp_path: Path, monkeyp
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(UsageError, match="pip install pyyaml"):
         options.read_spec_file(path)
+
+
+def test_the_table_of_strategies_names_what_is_there() -> None:
+    for name, facts in FACTS.items():
+        for variant in facts.verified:
+            RunSpec.from_dict({"strategy": name, **variant.settings})
+        begins = [*facts.refuses, *facts.owns]
+        assert [s for s in begins if not any(n.startswith(s) for n in SETTINGS)] == [], name
+        module, kind = facts.code.split(".")
+        file = REPOSITORY / "src" / "jobkit" / "payload" / "strategies" / f"{module}.py"
+        assert f"class {kind}(" in file.read_text(), name
 
 
 PRESETS = {"high-performance": (8, 32), "memory-efficient": (2, 128), "single-process": (1, 256)}
