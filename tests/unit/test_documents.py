@@ -94,7 +94,8 @@ def test_links_and_files_are_there() -> None:
     named |= {path for text in TEXTS.values() for path in re.findall(r"`(src/[\w/.]+)`", text)}
     found += [f"no file {name}" for name in sorted(named) if not (ROOT / name).exists()]
     targets = {t for text in TEXTS.values() for t in re.findall(r"`make ([a-z-]+)`", text)}
-    assert found + absent_targets(targets) == []
+    found += absent_targets(targets)
+    assert not found, "\n".join(found)
 
 
 def test_the_architecture_has_every_room() -> None:
@@ -110,30 +111,33 @@ def test_the_architecture_has_every_room() -> None:
     )
     files = [source / folder / f for folder, text in rows for f in re.findall(r"`(\w+)`", text)]
     assert len(files) > 70
-    assert [str(path) for path in files if not path.with_suffix(".py").exists()] == []
+    found = [f"architecture.md: no {f}" for f in files if not f.with_suffix(".py").exists()]
+    assert not found, "\n".join(found)
 
 
 def test_tables_are_those_of_the_source() -> None:
     """Generated tables; and options of run.sh, exit codes, commands and strategies by hand."""
     found = [f"{p.name}: make docs" for p, text in TEXTS.items() if with_tables(text) != text]
     tables = set(re.findall(r"<!-- generated: (.+?) -->", "".join(TEXTS.values())))
-    found += [f"table {name}" for name in tables ^ set(TABLES)]
+    found += [f"generated table {name}" for name in tables ^ set(TABLES)]
     for part in re.split("^## ", TEXTS[ROOT / "docs" / "columns.md"], flags=re.MULTILINE)[1:]:
         file = part.split(".csv")[0]
         absent = {c.name for c in columns.TABLES[file]} - {*re.findall(r"`(\w+)`", part)}
-        found += [f"{file}.csv: column {name}" for name in absent]
+        found += [f"columns.md, {file}.csv: column {name}" for name in absent]
     page = TEXTS[ROOT / "docs" / "quickstart.md"]
     named = {word for word in first_cells(page, "option") if word.startswith("--")}
     known = OWN_OF_RUN_SH | {"--check", "--dry-run"}
-    found += [f"option {name}" for name in {name.split()[0] for name in named} - known]
+    absent = {name.split()[0] for name in named} - known
+    found += [f"quickstart.md: option {name}" for name in absent]
     text = page.split("## Exit codes")[1].split("## ")[0]
     codes = ",".join(re.findall(r"^\| ([\d, ]+) \|", text, re.MULTILINE)).split(",")
-    found += [f"exit code {code}" for code in {*map(int, codes)} ^ {int(code) for code in Exit}]
+    differ = {*map(int, codes)} ^ {int(code) for code in Exit}
+    found += [f"quickstart.md: exit code {code}" for code in differ]
     commands = set(first_cells(README, "`python -m jobkit ...`"))
-    found += [f"command {name}" for name in commands ^ set(COMMANDS)]
+    found += [f"README.md: command {name}" for name in commands ^ set(COMMANDS)]
     told = first_cells(TEXTS[ROOT / "docs" / "strategies.md"], "`--strategy`")
-    found += [f"strategy {name}" for name in {*told} ^ set(STRATEGIES)]
-    assert found == []
+    found += [f"strategies.md: strategy {name}" for name in {*told} ^ set(STRATEGIES)]
+    assert not found, "\n".join(found)
 
 
 def first_cells(text: str, head: str) -> list[str]:
@@ -253,7 +257,7 @@ def test_commands_and_options_are_taken() -> None:
         wrong = {word for word in words if word[:2] == "--"} - known
         wrong |= {*re.findall(r"python -m jobkit ([a-z][a-z0-9-]+)", text)} - {*COMMANDS}
         found += [f"{page.name}: {word}" for word in sorted(wrong)]
-    assert found == []
+    assert not found, "\n".join(found)
 
 
 def test_every_requirement_has_its_place_and_a_command() -> None:
@@ -269,7 +273,7 @@ def test_every_requirement_has_its_place_and_a_command() -> None:
         names = re.findall(r"`([\w./-]+)`", row["where"])
         if not links and not any((ROOT / name).exists() for name in names):
             found.append(f"{row['number']}: no place in {row['where']}")
-    assert found == []
+    assert not found, "\n".join(found)
 
 
 def test_each_option_of_each_command_has_its_help() -> None:

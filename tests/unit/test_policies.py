@@ -56,4 +56,4 @@ def test_words_and_lines() -> None:
     names = sorted(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     # pytest would not collect the second one.
     found += [f"two files {n}" for n, after in itertools.pairwise(names) if n == after]
-    assert found == []
+    assert not found, "\n".join(found)

@@ -170,5 +170,6 @@ class MetricWriter(Writer):
     def write(self, kind: str, **fields: Any) -> None:
         """Write one record of a kind in KINDS."""
         assert kind in KINDS, kind
-        assert fields.keys() <= KINDS[kind].keys(), fields.keys() - KINDS[kind].keys()
+        unknown = ", ".join(fields.keys() - KINDS[kind].keys())
+        assert not unknown, f"{unknown}: not a field of {kind}; add it to KINDS in metric/kinds.py"
         super().write(kind, **fields)
