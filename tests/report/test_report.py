@@ -128,9 +128,6 @@ def test_a_forecast_is_marked_wherever_it_stands(capsys, monkeypatch) -> None:
     folder = logs() / "s"
     table = pd.read_csv(folder / "forecast.csv")
     assert {*table["world_size"]} == {6, 8}
-    assert table["speed_up_low"].lt(table["speed_up"]).all()
-    widths = (table["speed_up_high"] / table["speed_up_low"]).tolist()
-    assert widths[1] > widths[0]
     page = (folder / "report.html").read_text()
     assert "Forecast: not measured" in page
     assert "plot_results.sh s --apart --forecast 6 8 4096 --min-efficiency 0.6" in page

@@ -317,13 +317,9 @@ def _nodes(results: Results, compared: Sequence[Size]) -> Iterator[Caveat]:
 def _few(results: Results, compared: Sequence[Size], unit: str) -> Iterator[Caveat]:
     """Sizes of one run, and an efficiency above ideal."""
     base = base_of(results, compared[-1]) if compared else None
-    if base and len(base.rates) == 1:
-        if all(len(s.rates) < 2 for s in compared):
-            names = {s.series for s in results.sizes}
-            of = f" of {base.series}" * (len(names) > 1)
-            yield Caveat(f"one run a size{of}: differences may be chance")
-        else:
-            yield Caveat(f"the base, {where(base, unit)}, is one run: repeat it")
+    if base and all(len(s.rates) < 2 for s in compared):
+        of = f" of {base.series}" * (len({s.series for s in results.sizes}) > 1)
+        yield Caveat(f"one run a size{of}: differences may be chance")
     several = [s for s in compared if (s.devices or 0) > 1]
     top = max(several, key=lambda s: s.efficiency or 0, default=None)
     if top and base and (top.efficiency or 0) > _ABOVE_IDEAL:

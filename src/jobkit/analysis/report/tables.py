@@ -10,7 +10,7 @@ from jobkit.analysis.findings.forecast import SOURCES, Forecast, forecast_table
 from jobkit.analysis.findings.verdict import LEAST, request_of
 from jobkit.analysis.scaling.scaling import OWN_BASE, SERIAL_BASE
 from jobkit.analysis.scaling.sizes import EPOCH, IMAGES, Size
-from jobkit.analysis.tables.frames import records
+from jobkit.analysis.tables.frames import Row, records
 from jobkit.analysis.tables.text import (
     NONE,
     TextTable,
@@ -49,12 +49,8 @@ def proposal_table(
 
     def with_ends(name: str, form: str) -> list[str]:
         """With its interval in brackets; the base has none."""
-        column = cells(name, form)
-        for i, size in enumerate(sizes):
-            if column[i] != NONE and not terminal and (ends := size.interval(name)):
-                low, high = (form.format(end).removesuffix("%") for end in ends)
-                column[i] += f" [{low}, {high}]" if low != high else ""
-        return column
+        ends = [None if terminal else s.interval(name) for s in sizes]
+        return [with_interval(getattr(s, name), x, form) for s, x in zip(sizes, ends, strict=True)]
 
     scalings = {s.scaling or NONE for s in sizes}
     start_up = ", start-up included" * (per == "per run")  # nothing but its wall time is known
@@ -210,15 +206,9 @@ def project_table(
             means = [mean, *(mean * end / (size.throughput or 1) for end in ends)]
             lines.append((size.series, size, size.devices, size.nodes, means))
     lines += [
-        (
-            f"{one.base.series} (forecast)",
-            one.base,
-            ranks,
-            one.nodes_of(ranks),
-            one.prediction.rate(ranks),
-        )
-        for one in forecasts
-        for ranks in one.sizes
+        (f"{f.base.series} (forecast)", f.base, n, f.nodes_of(n), f.prediction.rate(n))
+        for f in forecasts
+        for n in f.sizes
     ]
     rows: list[list[str]] = []
     for series, size, ranks, nodes, rates in lines:
@@ -248,16 +238,21 @@ def forecast_rows(
 ) -> TextTable:
     """The forecasts with their nodes and node-hours; what a reader must know is in the notes."""
     per = time_per(results.sizes)
+
+    def cell(row: Row, name: str, form: str, end: str = "") -> str:
+        ends = row[f"{name}_low{end}"], row[f"{name}_high{end}"]
+        return with_interval(row[f"{name}{end}"], ends, form)
+
     heads = ["series", unit, "nodes", "times the largest measured size", f"time {per} (s)"]
     heads += ["speed-up", "parallel efficiency", f"node-hours {per}"]
     rows = [
         [
             *(str(row["series"]), say(row["world_size"]), say(row["nodes"])),
             say(row["times_beyond"], "{:.3g}"),
-            with_interval(row, "time", "{:.3g}", "_s"),
-            with_interval(row, "speed_up", "{:.3g}"),
-            with_interval(row, "efficiency", "{:.0%}"),
-            with_interval(row, "node_hours", "{:.3g}"),
+            cell(row, "time", "{:.3g}", "_s"),
+            cell(row, "speed_up", "{:.3g}"),
+            cell(row, "efficiency", "{:.0%}"),
+            cell(row, "node_hours", "{:.3g}"),
         ]
         for row in records(forecast_table(results, forecasts))
     ]

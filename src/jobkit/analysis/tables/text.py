@@ -2,7 +2,7 @@
 
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,13 +59,10 @@ class TextTable:
         )
 
 
-def with_interval(row: Mapping[str, Any], name: str, form: str, unit: str = "") -> str:
-    """A value as text with its interval in brackets; the baseline has none."""
-    text = say(row[f"{name}{unit}"], form)
-    low, high = row[f"{name}_low{unit}"], row[f"{name}_high{unit}"]
-    if pd.isna(low) or (low == high == 1):
-        return text
-    return f"{text} [{say(low, form)}, {say(high, form)}]"
+def with_interval(value: Any, ends: tuple[Any, Any] | None, form: str) -> str:
+    """A value as text with its interval in brackets, where it has one that is seen."""
+    text, (low, high) = say(value, form), (say(x, form) for x in ends or (None, None))
+    return text if low == high else f"{text} [{low.removesuffix('%')}, {high.removesuffix('%')}]"
 
 
 def say(value: Any, form: str = "{}") -> str:
