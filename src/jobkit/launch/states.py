@@ -31,6 +31,7 @@ class States:
         self.plan = plan
         self.of_runs: dict[str, RunState] = {}
         self.jobs: dict[str, slurm_jobs.Job] = {}  # by run: what Slurm last said of its job
+        self.silence = ""  # the command of Slurm that gave no answer, and why
         self._may_ask = ask
         self._cluster: str | None = None  # the name of the one that is asked, once it is known
         self._next = {"squeue": 0.0, "sacct": 0.0}  # when each may be asked again
@@ -69,7 +70,12 @@ class States:
         """The name of the cluster that is asked; asked again until it has answered."""
         if self._may_ask and self._cluster is None:
             self._cluster = slurm_jobs.cluster()
+            self._note_silence("scontrol")
         return self._cluster
+
+    def _note_silence(self, command: str) -> None:
+        why = slurm_jobs.silent.get(command)
+        self.silence = f"{command}: {why}" if why else ""
 
     def _ask(self, ids: Iterable[str]) -> Mapping[str, slurm_jobs.Job]:
         """Return Slurm's latest answers; query it again after the interval, if allowed."""
@@ -77,6 +83,7 @@ class States:
         if self._may_ask and now >= self._next["squeue"]:
             accounting = now >= self._next["sacct"]
             self._answers |= slurm_jobs.ask(ids, accounting)
+            self._note_silence("squeue")
             self._next["squeue"] = now + SQUEUE_EVERY_S
             if accounting:
                 self._next["sacct"] = now + SACCT_EVERY_S
@@ -175,7 +182,8 @@ def _rate_of_steps(
     if not wall_s:
         return None, ""
     recorded = next((str(r["unit"]) for r in records if r.get("unit")), None)
-    unit = getattr(spec, "unit", None) if stated else recorded or getattr(spec, "unit", None)
+    # The spec of jobkit's own training states no unit: it works on images.
+    unit = (None if stated else recorded) or getattr(spec, "unit", "images")
     return work / wall_s * spec.world_size, one_line(unit or "units")
 
 

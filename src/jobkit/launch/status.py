@@ -78,26 +78,29 @@ def _show(looks: States, watch: bool) -> None:
     with live or contextlib.nullcontext():
         while True:
             listed, states = rows(looks), looks.of_runs.values()
-            table = study_view(looks, listed, _more(looks, len(listed)))
+            table = study_view(looks, listed, _notes(looks, len(listed)))
             goes_on = watch and any(state.status in UNDER_WAY for state in states)
             if live:
                 live.update(table, refresh=True)
             elif not goes_on:
-                console.print(table)
+                console.print(table, soft_wrap=not console.is_terminal)
             if not goes_on:
                 return
             time.sleep(INTERVAL_S)
             looks.look()
 
 
-def _more(looks: States, shown: int) -> str:
-    """What the table does not show, or the next command where nothing was started."""
-    total, manifests = len(looks.plan.runs), looks.plan.paths.folder / "kubernetes"
+def _notes(looks: States, shown: int) -> list[str]:
+    """What the table does not show, and the next command where nothing was started."""
+    total, manifests, notes = len(looks.plan.runs), looks.plan.paths.folder / "kubernetes", []
+    if looks.silence:
+        what = f"note: Slurm did not answer ({looks.silence})"
+        notes.append(f"{what}; states are from the runs' files")
     if total > shown:
-        return f"{total - shown:,} of {total:,} runs are not listed here; --json has all"
+        notes.append(f"{total - shown:,} of {total:,} runs are not listed here; --json has all")
     if manifests.is_dir() and all(s.status == "missing" for s in looks.of_runs.values()):
-        return f"next: kubectl apply -f {short_path(manifests)}/"
-    return ""
+        notes.append(f"next: kubectl apply -f {short_path(manifests)}/")
+    return notes
 
 
 def rows(looks: States) -> list[dict[str, Any]]:

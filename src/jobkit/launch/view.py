@@ -6,10 +6,9 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
-from rich.console import Console, Group
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from jobkit.errors import Exit
@@ -23,51 +22,53 @@ _POLL_S = 0.4
 _COLOURS = {"ok": "green", "running": "cyan", "pending": "dim", "cancelled": "yellow"}
 _MAX_REASON = 100  # characters of a reason in a line for one run
 _MAX_NAMED = 3  # runs named where several ended for the same reason
-_ORDER = ("run", "status", "epoch", "step", "loss", "/s", "time", "left", "load", "reason")
 
 
-def study_view(looks: States, listed: Sequence[Mapping[str, Any]], more: str) -> Group:
-    """The table of these runs below how many there are of each status; more: a last line."""
+def study_view(looks: States, listed: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> Text:
+    """The table of these runs below how many there are of each status, and then the notes."""
     counts = Counter(state.status for state in looks.of_runs.values())
     summary = ", ".join(f"{n} {status}" for status, n in counts.items())
     title = f"{looks.plan.study.name}: {counted(len(looks.plan.runs), 'run')}: {summary}"
-    last = [Text(more, overflow="fold")] if more else []
-    return Group(Text(title, overflow="fold"), _table(listed), *last)
+    return Text("\n").join([Text(title), *_table(listed), *map(Text, notes)])
 
 
-def _table(listed: Sequence[Mapping[str, Any]]) -> Table:
-    """The runs with the columns in which a run has something; the headings say what each is."""
-    rows, above = list[dict[str, str]](), ""
+def _table(listed: Sequence[Mapping[str, Any]]) -> list[Text]:
+    """The heading and the runs, with the columns in which a run has something.
+
+    What is left, the load and a reason are long: each run has a line of its own for them.
+    """
+    units = {row["unit"] for row in listed if row["rate"] is not None}
+    rate_head = f"{units.pop()}/s" if len(units) == 1 else "rate"
+    rows, details, above = [dict[str, str]()], [""], ""
     for row in listed:
         loss, rate, step = row["val_loss"], row["rate"], row["step"]
-        what = "median epoch" if row["epoch"] else "mean step"
-        reason = "" if row["status"] in ("ok", "running") else str(row["reason"])
-        cells = {
+        unit = f" {row['unit']}/s" if rate_head == "rate" else ""
+        rows.append({
             "run": row["run_id"],
             "status": row["status"],
             "epoch": f"{row['epoch']}/{row['epochs']}" if row["epochs"] else "",
             "step": f"{step:,.0f}" if step is not None and not row["epochs"] else "",
             "loss": "" if loss is None else f"{loss:.3f}",
-            f"{row['unit']}/s ({what})": "" if rate is None else f"{rate:,.0f}",
+            rate_head: "" if rate is None else f"{rate:,.0f}{unit}",
             "time": duration(row["elapsed_s"]),
-            "left": duration(row["left_s"]),
-            "load": row["load"],
-            "reason": "as above" if reason == above != "" else reason,
-        }
-        rows.append({name: text for name, text in cells.items() if text})
+        })  # fmt: skip
+        left = [f"about {duration(row['left_s'])} left"] if row["left_s"] is not None else []
+        active = row["status"] in ("ok", "running")
+        reason = ", ".join(filter(None, [*left, row["load"]])) if active else str(row["reason"])
+        details.append("  as above" if reason == above and not active else f"\n    {reason}")
         above = reason
-    names = {name for row in rows for name in row}
-    columns = sorted(names, key=lambda name: (_ORDER.index("/s" if "/s (" in name else name), name))
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in columns:
-        wide = name in ("run", "load", "reason") or "/s (" in name
-        left = name in ("run", "status", "load", "reason")
-        side: Literal["left", "right"] = "left" if left else "right"
-        table.add_column(name, justify=side, no_wrap=not wide, overflow="fold")
-    for row in rows:
-        status = Text(row["status"], style=_COLOURS.get(row["status"], "red"))
-        table.add_row(*(status if name == "status" else row.get(name, "") for name in columns))
-    return table
+    names = [name for name in (rows[-1] if listed else []) if any(row.get(name) for row in rows)]
+    rows[0] = {name: name for name in names}
+    lines = []
+    for row, detail in zip(rows, details, strict=True):
+        cells = []
+        for name in names:
+            width, is_text = max(len(row[name]) for row in rows), name in ("run", "status")
+            text = row[name].ljust(width) if is_text else row[name].rjust(width)
+            style = _COLOURS.get(row[name], "red") if name == "status" and row != rows[0] else ""
+            cells.append(Text(text, style))
+        lines.append(Text("  ").join(cells).append(detail.rstrip()))
+    return lines
 
 
 # --- a launch in the foreground ---------------------------------------------------------------

@@ -15,6 +15,7 @@ JOB_ID = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?")  # 17, or 17_0 of an array
 _MAX_ELEMENTS = 1_000_000  # of an array
 _BATCH = 500  # jobs or arrays in one command line
 SACCT = "JobID,State,ExitCode,Elapsed,NodeList,ConsumedEnergyRaw"  # for read_sacct
+silent: dict[str, str] = {}  # why a command gave no answer when it was last asked
 CLUSTER = re.compile(r"^\s*ClusterName\s*=\s*(\S+)", re.MULTILINE | re.IGNORECASE)
 
 # What Slurm calls a state, and what jobkit calls it.
@@ -132,10 +133,14 @@ def output(command: list[str]) -> str | None:
     env = {k: v for k, v in os.environ.items() if not k.startswith(("SQUEUE_", "SACCT_"))}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=env)
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, subprocess.TimeoutExpired) as error:
+        silent[command[0]] = getattr(error, "strerror", None) or f"nothing within {TIMEOUT_S:.0f} s"
         return None
-    unknown = "Invalid job id" in done.stderr  # an answer: it knows none of them
-    return done.stdout if done.returncode == 0 or unknown else None
+    if done.returncode == 0 or "Invalid job id" in done.stderr:  # an answer: it knows none of them
+        silent.pop(command[0], None)
+        return done.stdout
+    silent[command[0]] = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+    return None
 
 
 def read_squeue(text: str) -> dict[str, Job]:

@@ -122,6 +122,17 @@ def test_of_many_runs_those_that_failed_are_listed(plan, monkeypatch, capsys) ->
     assert said.count("OSError") == 1 == said.count("as above")
 
 
+def test_a_pipe_gets_whole_lines_and_a_note_where_slurm_does_not_answer(plan, capsys) -> None:
+    write_json(run_of(plan).job, {"job_id": "17", "started": 100.0, "exit_code": 1})
+    leave_outcome(plan, 0, status="failed", reason=f"rank 1: OSError: {'x' * 99} gone")
+    assert watch.main(["two"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    first, second = plan.runs
+    assert [lines[2].split()[:2], lines[4].split()[:2]] == [[first, "failed"], [second, "missing"]]
+    assert lines[3] == f"    rank 1: OSError: {'x' * 99} gone"
+    assert lines[-1].startswith("note: Slurm did not answer (squeue: No such file or directory)")
+
+
 def test_a_pipe_gets_the_table_once_all_runs_have_ended(monkeypatch, capsys) -> None:
     plan = make_plan("s", strategies=("ddp",), gpus=(1,))
     (run_id,) = plan.runs
@@ -159,13 +170,12 @@ def test_the_time_of_a_run_that_noted_no_end_is_slurms_or_that_of_its_last_recor
 def test_the_live_rate_is_that_of_the_table(monkeypatch, capsys) -> None:
     """The first epoch and the warm-up are in no rate; without epochs there is no such column."""
     monkeypatch.setenv("PATH", "/nonexistent")  # no Slurm to ask
-    monkeypatch.setenv("COLUMNS", "120")
     plan = make_plan("s", strategies=("ddp",), gpus=(2,))
     (run_id,) = plan.runs
     whole_run(plan, run_id)
     assert watch.main(["s"]) == 0
     heading, row = [" ".join(x.split()) for x in capsys.readouterr().out.splitlines()[1:]]
-    assert heading == "run status epoch loss images/s (median epoch)"
+    assert heading == "run status epoch loss images/s"
     assert f" ok 3/3 0.700 {rate(plan.runs[run_id]):,.0f} " in f"{row} "
     study = Study.of_command(("true",), name="own", gpus=(2,), work={"unit": "tokens"})
     plan = study.expand()
@@ -181,5 +191,5 @@ def test_the_live_rate_is_that_of_the_table(monkeypatch, capsys) -> None:
     write_json(paths.job, {**identify(os.getpid()), "started": time.time(), "first_attempt": 0})
     assert watch.main(["own"]) == 0
     heading, row = [" ".join(x.split()) for x in capsys.readouterr().out.splitlines()[1:]]
-    assert heading == "run status step tokens/s (mean step) time"
-    assert " running 15 160 " in row  # 160 tokens of each of 2 ranks in 2 s
+    assert heading == "run status step tokens/s time"
+    assert " running 15 160 " in f"{row} "  # 160 tokens of each of 2 ranks in 2 s
