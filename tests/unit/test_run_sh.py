@@ -227,6 +227,11 @@ def test_srun_binds_no_rank_away_from_its_peers(run, variables, said, unsaid) ->
     assert said in words and unsaid not in words
 
 
+def test_srun_gets_no_second_number_of_tasks() -> None:
+    """It would refuse a job of `sbatch --ntasks-per-gpu`."""
+    assert start.step_environment({"SLURM_NTASKS_PER_GPU": "1", "A": "b"}) == {"A": "b"}
+
+
 IMPATIENT = """
 import sys
 from jobkit.launch import supervise

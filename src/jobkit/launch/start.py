@@ -244,7 +244,7 @@ def _has_torch(python: str) -> bool:
 
 def step_environment(env: dict[str, str], whole_node: bool = False) -> dict[str, str]:
     """What srun must not inherit: options of the job that contradict those that it gets."""
-    unwanted = {"SLURM_TRES_PER_TASK"}
+    unwanted = {"SLURM_TRES_PER_TASK", "SLURM_NTASKS_PER_GPU"}
     if whole_node:
         unwanted |= {"SLURM_GPUS_PER_TASK", "SLURM_CPUS_PER_TASK"}
     if env.get("SLURM_STEP_ID"):  # an interactive shell is a step, whose binding is its own
