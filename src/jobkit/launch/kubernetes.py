@@ -254,6 +254,7 @@ def to_kubernetes(
     for option in (name for name, value in refused.items() if value):
         raise UsageError(f"{option}: has no effect with --to kubernetes, leave it out")
     refuse_logs(plan.paths)
+    plan = plan.continued()
     restarts = MAX_RESTARTS if request.max_restarts is None else request.max_restarts
     texts = {}
     for run_id, spec in plan.runs.items():

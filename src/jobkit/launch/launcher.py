@@ -125,6 +125,7 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
         raise UsageError(f"{folder}: its path {what}; choose another folder with JOBKIT_LOGS")
     refuse_logs(plan.paths)
     notes = check_study(folder)
+    plan = plan.continued()
     for data in {spec.dataset for spec in plan.runs.values() if isinstance(spec, RunSpec)}:
         check_source(data)
     spec = next(iter(plan.runs.values()))

@@ -44,6 +44,7 @@ from jobkit.paths import (
     find_named,
     logs_root,
     read_json,
+    short_path,
     write_json,
 )
 from jobkit.permissions import closed_to_others
@@ -358,6 +359,21 @@ class Plan:
     @property
     def paths(self) -> StudyPaths:
         return StudyPaths(self.folder) if self.folder else StudyPaths.named(self.study.name)
+
+    def continued(self) -> "Plan":
+        """The plan as it goes on with that in its folder: with its stated work, and with notes."""
+        if not is_there(self.paths.plan):
+            return self
+        before, plan, notes = Plan.read(self.paths.plan), self, list(self.notes)
+        stated = before.study.work if before.study.command == self.study.command else {}
+        if stated and not self.study.work:
+            plan = replace(self.study, work=stated).expand()
+            words = ", ".join(f"{name} {value}" for name, value in stated.items())
+            notes.append(f"the work of the command is that stated before: {words}")
+        if others := len(before.runs.keys() - plan.runs.keys()):
+            has = f"{short_path(self.paths.folder)} has {others} other run{'s' * (others > 1)}"
+            notes.append(f"{has}, to be compared with these; for a new folder say --name NAME")
+        return replace(plan, notes=tuple(notes))
 
     @closed_to_others()
     def save(self) -> None:

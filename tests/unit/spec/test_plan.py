@@ -97,6 +97,21 @@ def test_a_plan_is_saved_and_read_again() -> None:
     other = Study(name="s", strategies=("fsdp",), gpus=(2,)).expand()
     other.save()
     assert set(Plan.read(other.paths.plan).runs) == {*plan.runs, *other.runs}
+    (note,) = plan.continued().notes
+    assert "logs/s has 1 other run, to be" in note and "--name NAME" in note
+
+
+def test_a_command_has_the_work_that_was_stated_before() -> None:
+    work = {"unit": "images", "per_step": 512}
+    first = Study(name="w", command=("true",), gpus=(1, 2), work=work).expand()
+    first.save()
+    again = Study(name="w", command=("true",), gpus=(1, 2)).expand().continued()
+    assert again.runs == first.runs and again.study.work == work
+    assert again.notes == (
+        "the work of the command is that stated before: unit images, per_step 512",
+    )
+    other = Study(name="w", command=("true", "x"), gpus=(1, 2)).expand().continued()
+    assert other.study.work == {} and "2 other runs" in other.notes[0]
 
 
 def test_what_is_not_a_plan_is_refused(tmp_path: Path) -> None:
