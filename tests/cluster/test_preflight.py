@@ -39,7 +39,8 @@ def test_run_sh_trains_nothing_in_an_unsound_allocation(cluster, kit, tmp_path) 
     words = ["--nodelist=n1", f"--chdir={tmp_path}", "--wrap"]
     holder = cluster.submit(*words, f"{sys.executable} holds.py {port}")
     until((tmp_path / "held").exists, "the port is held")
-    words = ["--nodelist=n1,n2", "--nodes=2", "--ntasks-per-node=1", "run.sh", "--preflight", *TINY]
+    words = ["--nodelist=n1,n2", "--nodes=2", "--ntasks-per-node=1", "run.sh", "--preflight"]
+    words += ["--device", "cpu", *TINY]  # the nodes' GPUs are Slurm's alone
     job_id = kit.sbatch(cluster, *words, MASTER_PORT=port)
     assert cluster.wait(job_id) == ("FAILED", "5:0"), kit.log(job_id)
     cluster.run("scancel", holder)
