@@ -69,12 +69,13 @@ def kinds() -> str:
 
 def settings() -> str:
     """Every setting by its group: its option, what it does, what it may be, its default."""
-    lines = []
+    lines, group = [], ""
     for f in fields(RunSpec):
         if f.metadata["group"]:
             lines += ["", f"## {f.metadata['group'].capitalize()}", ""]
         name = f"--{f.name.replace('_', '-')}" if f.metadata["option"] else f.name
-        help_ = re.sub("^(ddp|fsdp): ", "", f.metadata["help"])
+        group = f.metadata["group"] or group
+        help_ = f.metadata["help"].removeprefix(f"{group.removeprefix('strategy ')}: ")
         values = code(f.metadata["choices"] or ())
         if not values and not isinstance(f.default, bool):
             values = describe(HINTS[f.name], f.metadata).removeprefix("a string")

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from jobkit.paths import RunPaths
+from jobkit.spec.strategies import FACTS
 from support.cuts import write_models
 from support.forks import Forks, places
 from support.rigs import ROOT, RUN_SH, Result, Start, environment, write_images
@@ -45,7 +46,8 @@ def fork_server() -> None:
     """
     modules = ["torch._dynamo", "torch.distributed.pipelining", "ranks"]
     modules += ["jobkit.checks.verify.rank", "jobkit.checks.collectives"]
-    modules += [f"jobkit.payload.strategies.{name}" for name in ("ddp", "fsdp", "pipeline")]
+    files = {facts.code.partition(".")[0] for facts in FACTS.values()}
+    modules += [f"jobkit.payload.strategies.{name}" for name in files]
     multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
     forkserver.ensure_running()
 

@@ -125,7 +125,7 @@ def default_port(job_id: int, restart: int) -> int:
 
 
 def share_of_cores(local_world_size: int, environ: Mapping[str, str] = os.environ) -> int:
-    """CPU threads for one rank: what Slurm gave the task, else an even share of the cores."""
+    """The cores of one rank, as many as its threads: what Slurm gave the task, else its share."""
     cores = len(os.sched_getaffinity(0))
     if requested := environ.get("SLURM_CPUS_PER_TASK"):
         return max(1, min(int(requested), cores))
