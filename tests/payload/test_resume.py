@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from jobkit.checks.verify.cases import EXACT
 from jobkit.errors import UsageError
 from jobkit.paths import RunPaths
 from jobkit.payload.device import seed_rank
@@ -163,7 +162,7 @@ def test_written_by_others_at_other_ranks(
     assert f"written by {written} at {ranks} ranks" in done.out
     # The epochs from the second on are those of the run that was never cut, but for rounding.
     wanted = [m[:3] for m in measured(straight) if m[0] >= SECOND]
-    close = [pytest.approx(m, rel=EXACT["float32"]) for m in wanted]
+    close = [pytest.approx(m, rel=5e-4) for m in wanted]
     assert [m[:3] for m in measured(done)] == close
     if "pp" not in (strategy, written):  # whose ranks all get the samples of their pipeline
         before = seen(own, f"cut-{written}{ranks}", ranks, SECOND, lambda step: step < SAVED)
