@@ -136,6 +136,8 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
             raise  # it names the pattern's file
         raise UsageError(f"study {plan.study.name}: [patterns]: {error}") from None
     site = slurm_cluster.find_site(request.site, ask)
+    if site is not None:
+        notes.append(f"site {site.name} ({site.source or 'no profile in hpc/sites: the defaults'})")
     if site is not None and {spec.device for spec in plan.runs.values()} != {"cpu"}:
         site = replace(
             site,

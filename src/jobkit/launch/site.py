@@ -20,7 +20,7 @@ from pathlib import Path
 from jobkit.errors import Exit, Parser, UsageError, command
 from jobkit.files import read_toml
 from jobkit.gpus import VENDORS
-from jobkit.paths import INSTALLED, REPOSITORY, check_name, find_named
+from jobkit.paths import INSTALLED, REPOSITORY, check_name, find_named, short_path
 from jobkit.spec.settings import check_fields, setting
 
 SITES = REPOSITORY / "hpc" / "sites"
@@ -62,6 +62,7 @@ class Site:
     interface: str | None = None  # network interface for NCCL and Gloo
     interface_suffix: str | None = None  # appended to rank 0's host name, for the fast network
     sbatch: tuple[str, ...] = ()  # more options, passed through to sbatch
+    source: str = ""  # its file, which has no such key; empty: none, but the defaults
 
     def __post_init__(self) -> None:
         check_name("site name", self.name)
@@ -83,9 +84,9 @@ class Site:
         Raises UsageError for a missing or invalid file, or an unknown key (with the nearest one).
         """
         path = find_named("site", source, SITES, ("local", "slurm"))
-        values = read_toml(path, [f.name for f in fields(cls)])
+        values = read_toml(path, [f.name for f in fields(cls) if f.name != "source"])
         try:
-            return cls(**{"name": path.stem, **values})
+            return cls(**{"name": path.stem, **values, "source": short_path(path)})
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from None
 
@@ -135,10 +136,11 @@ def known_sites() -> list[str]:
 
 def site_of_cluster(cluster: str) -> Site:
     """The site that names the cluster, else one with the defaults."""
-    for name in known_sites():
-        if cluster in (site := Site.load(name)).clusters:
-            return site
-    return Site(name=re.sub(r"[^A-Za-z0-9._-]", "-", cluster) or "slurm")
+    sites = [site for name in known_sites() if cluster in (site := Site.load(name)).clusters]
+    if len(sites) > 1:
+        files = " and ".join(site.source for site in sites)
+        raise UsageError(f"{files} are both for cluster {cluster}: name one with --site")
+    return sites[0] if sites else Site(name=re.sub(r"[^A-Za-z0-9._-]", "-", cluster) or "slurm")
 
 
 def minutes(text: str) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from jobkit.errors import UsageError
+from jobkit.launch import site as site_module
 from jobkit.launch.command import LaunchRequest
 from jobkit.launch.site import Site, known_sites, minutes, site_of_cluster
 from jobkit.launch.slurm_options import Shape as S
@@ -34,11 +35,21 @@ def test_the_profiles_that_are_delivered() -> None:
     assert site_of_cluster("elsewhere").name == "elsewhere"
 
 
+def test_two_profiles_for_one_cluster_are_not_chosen_from(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(site_module, "SITES", tmp_path)
+    load(tmp_path, "clusters = ['here', 'b']")
+    assert site_of_cluster("here").source == str(tmp_path / "mine.toml")
+    (tmp_path / "other.toml").write_text("clusters = ['here']")
+    with pytest.raises(UsageError, match=r"mine.toml and .*other.toml are both for cluster here"):
+        site_of_cluster("here")
+    assert (site_of_cluster("b").name, site_of_cluster("c").source) == ("mine", "")
+
+
 def test_the_example_explains_every_key(tmp_path: Path) -> None:
     text = (ROOT / "hpc" / "sites" / "example.toml").read_text()
     # Its comments hold keys too: "# key = value".
     keys = re.compile(r"^(?:# )?(\[?[a-z_]+)(?:\]$| = )", re.MULTILINE).findall(text)
-    known = {f.name for f in fields(Site)} - {"name"}  # the file's
+    known = {f.name for f in fields(Site)} - {"name", "source"}  # the file's
     assert sorted(key.lstrip("[") for key in keys) == sorted(known)
     every = re.sub(r"^# ([a-z_]+ = )", r"\1", text, flags=re.MULTILINE)
     given = load(tmp_path, every)
