@@ -214,8 +214,6 @@ def _check_slurm(prepared: Launch, site: Site, ask: bool) -> None:
         again = f"requeued {counted(restarts, 'time')} (--max-restarts)"
         note += f", or {hours:.4g} if each is also {again}"
     notes.append(note)
-    if request.at_once and len(prepared.batches) > 1:
-        notes.append(f"--max-running applies to each of the {len(prepared.batches)} job arrays")
     if request.max_node_hours is not None and hours > request.max_node_hours:
         limit = f"more than --max-node-hours {request.max_node_hours:g}"
         do = "reduce --time, --gpus, --repeats or --max-restarts, or raise the limit"

@@ -96,7 +96,8 @@ class Foreground:
         parts = [f"study {self.name}: {counted(len(launch.plan.runs), 'run')} planned"]
         parts += [f"{n} {status} already" for status, n in other.items()]
         parts += [f"{new} to start" if new else "none to start (to measure again: another --name)"]
-        parts += [f"{launch.at_once} at a time"] if new and launch.at_once else []
+        of_each = " of each size" if len(launch.batches) > 1 else ""
+        parts += [f"{launch.at_once} at a time{of_each}"] if new and launch.at_once else []
         self._print(f"{', '.join(parts)}, in {short_path(launch.folder)}")
         if new and launch.site is None:  # on Slurm a note says the node-hours
             specs = [launch.plan.runs[run_id] for run_id in launch.run_ids]

@@ -306,7 +306,7 @@ def _nodes(results: Results, compared: Sequence[Size]) -> Iterator[Caveat]:
     if disturbed:
         which = some(sorted(nodes), _SHOWN)
         text = f"{counted(len(disturbed), 'run')} shared nodes ({which}) with others"
-        yield Caveat(f"{text}: use --exclusive or --max-running 1", doubts=True)
+        yield Caveat(f"{text}: use --exclusive", doubts=True)
     lists = _rated(results, "node_list", compared)
     lists["value"] = [",".join(sorted(text.split(","))) for text in lists["value"]]
     own = lists.groupby("place")["value"]
