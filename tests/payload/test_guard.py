@@ -82,13 +82,6 @@ def test_a_signal_in_the_last_evaluation_comes_too_late(forge: Start, warned: Pa
     assert (outcome["status"], outcome["exit_code"], kept(done)) == ("ok", 0, [])
 
 
-def test_without_a_folder_the_code_says_it(own: Path) -> None:
-    words = [*RUN, "--model", "own_models:plain", "--strategy", "single", "--data-dir", str(own)]
-    env = environment(PYTHONPATH=str(ROOT / "src"), JOBKIT_FAULT="usr2@3")
-    done = subprocess.run([*MAIN, *words], env=env, cwd=own)
-    assert done.returncode == Exit.AGAIN
-
-
 def test_term_while_it_starts_ends_at_once(tmp_path: Path) -> None:
     run = RunPaths(tmp_path / "run")
     env = environment(PYTHONPATH=str(ROOT / "src"), JOBKIT_DATA_DIR=str(tmp_path))

@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 from jobkit.entry import protect_output
 from jobkit.errors import Exit, Parser, RanksDiffer, UsageError
@@ -28,7 +28,6 @@ from jobkit.spec.options import (
 )
 from jobkit.spec.runspec import RunSpec, overridden
 
-T = TypeVar("T")
 # Set in the processes that a vendor's profiler traces: by nsys and ncu (CUDA's injection), by
 # rocprof and rocprofv3 (libraries of HSA and of rocprofiler-sdk).
 _PROFILED = (
@@ -127,9 +126,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             fresh=args.fresh,
             restarted=place.restart > 0 or os.environ.get("JOBKIT_RESTARTS", "0") != "0",
         )
-        done = as_rank(place.rank, lambda: run_rank(job))
-        # The outcome says 75 where there is one: another code would only end other ranks.
-        return Exit.OK if done or paths else Exit.AGAIN
+        as_rank(place.rank, lambda: run_rank(job))
+        return Exit.OK  # the outcome says 75 of one that was stopped: a code would end other ranks
     except UsageError as error:
         from jobkit.payload.report import write_outcome
 
@@ -137,13 +135,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return refused(error)
 
 
-def as_rank(rank: int, act: Callable[[], T]) -> T:
-    """What a rank's work returns. Any error but a UsageError ends the process.
+def as_rank(rank: int, act: Callable[[], None]) -> None:
+    """Do a rank's work. Any error but a UsageError ends the process.
 
     It is printed with the rank on each line before, unless it is INT.
     """
     try:
-        return act()
+        act()
     except UsageError:
         raise
     except KeyboardInterrupt:
@@ -176,7 +174,7 @@ def leave(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # its reader is gone
             stream.flush()
-    if code in (Exit.OK, Exit.AGAIN) and any(os.environ.get(name) for name in _PROFILED):
+    if code == Exit.OK and any(os.environ.get(name) for name in _PROFILED):
         sys.exit(code)
     os._exit(code)
 

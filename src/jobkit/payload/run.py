@@ -78,8 +78,8 @@ class RankJob:
     restarted: bool = False  # the job was started before, with the same options
 
 
-def run_rank(job: RankJob) -> bool:
-    """Train as one rank, from the group to the last record; False if it was stopped early.
+def run_rank(job: RankJob) -> None:
+    """Train as one rank, from the group to the last record.
 
     Raises UsageError for what the user gave, on every rank; any other error for a failed run.
     """
@@ -88,9 +88,11 @@ def run_rank(job: RankJob) -> bool:
     report.startup["import_s"] = import_s
     try:
         trainer = set_up(job, report)
-        done = _try_forward(trainer) if job.dry_run else _train(job, trainer)
+        if job.dry_run:
+            _try_forward(trainer)
+        else:
+            _train(job, trainer)
         trainer.group.close()
-        return done
     except Exception as error:
         _record_failure(job, report, error)
         raise
@@ -251,20 +253,16 @@ def _record_start(trainer: Trainer, threads: int) -> None:
     )
 
 
-def _try_forward(trainer: Trainer) -> bool:
+def _try_forward(trainer: Trainer) -> None:
     """Dry run: one forward pass of one batch, nothing recorded."""
     indices = next(trainer.batches.epoch(0)).micro_batches[0]
     images, _ = trainer.data.training_batch(indices if len(indices) else torch.tensor([0]), 0)
     logits = trainer.strategy.predict(images)
     trainer.report.say(f"dry run: ready to train; logits {tuple(logits.shape)}, nothing recorded")
-    return True
 
 
-def _train(job: RankJob, trainer: Trainer) -> bool:
-    """Train; write the last record and the outcome once every rank is done.
-
-    Returns False if the training was stopped early.
-    """
+def _train(job: RankJob, trainer: Trainer) -> None:
+    """Train; write the last record and the outcome once every rank is done."""
     spec, report = trainer.spec, trainer.report
     trainer.guard = guard = _guard(job, trainer)
     # PowerSGD keeps what it left out; a compiled graph is of one kind of pass only.
@@ -294,7 +292,6 @@ def _train(job: RankJob, trainer: Trainer) -> bool:
     report.say(f"stopped early at {now}: {why}" if why else f"done at {now}: {text}, {age_s:.1f} s")
     # Rank 0 may serve the store that the others need to shut down: all leave together.
     dist.barrier()
-    return not why
 
 
 def _guard(job: RankJob, trainer: Trainer) -> JobGuard:
