@@ -20,7 +20,7 @@ from jobkit.metric.pattern import pattern_of
 from jobkit.outcome.state import RunState
 from jobkit.permissions import check_study, closed_to_others, next_folder
 from jobkit.spec.command import RUN_DIR, CommandSpec, check_starter
-from jobkit.spec.dataset import check_source
+from jobkit.spec.dataset import absence, check_source
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.study import Plan
 
@@ -126,8 +126,10 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
     refuse_logs(plan.paths)
     notes = check_study(folder)
     plan = plan.continued()
-    for data in {spec.dataset for spec in plan.runs.values() if isinstance(spec, RunSpec)}:
+    trainings = [spec for spec in plan.runs.values() if isinstance(spec, RunSpec)]
+    for data, data_dir in {(spec.dataset, spec.data_dir) for spec in trainings}:
         check_source(data)
+        notes += filter(None, [absence(data, data_dir)])
     spec = next(iter(plan.runs.values()))
     try:
         pattern_of(spec)

@@ -152,6 +152,7 @@ def test_the_default_study_is_told_and_on_slurm_named(tmp_path, logs, monkeypatc
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
     assert cli.main(["--device", "cpu"]) == 2
     said = capsys.readouterr()
+    assert "cifar10 is not in" in said.out and "jobkit prepare --dataset cifar10" in said.out
     assert "24 runs planned" in said.out and "up to 12 node-hours" in said.out
     assert "or 48 if each is also requeued 3 times (--max-restarts)" in said.out
     assert said.err.count("\n") == 1 and "run_benchmarks.py --study strong" in said.err
