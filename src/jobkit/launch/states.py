@@ -117,7 +117,7 @@ class Progress:
     val_accuracy: float | None
     elapsed_s: float | None  # since the start
     left_s: float | None  # estimate, if all epochs take as long as the last one
-    step: float | None = None  # the last one of a program that records steps
+    step: float | None = None  # the last one that a program has recorded, until it is ok
     # Of all ranks, as the table of results has it: the median of the epochs after the first, or
     # the mean of the steps after the warm-up, if all ranks are as fast as the first one.
     rate: float | None = None
@@ -133,7 +133,7 @@ class Progress:
             parts += [] if self.val_accuracy is None else [f"accuracy {self.val_accuracy:.1%}"]
         elif self.step is not None:
             parts += [f"step {self.step:,.0f}"]
-        if parts and self.rate is not None:
+        if self.rate is not None:
             parts += [f"{self.rate:,.0f} {self.unit}/s"]
         return ", ".join(parts)
 
@@ -160,7 +160,8 @@ def progress(
         val_accuracy=_number(last.get("val_accuracy")),
         elapsed_s=_elapsed_s(read_job(paths) or {}, state, job, records),
         left_s=None if epoch_s is None else epoch_s * (planned - done),
-        step=_number(windows[-1].get("step")) if windows else None,
+        # Its last steps may have been profiled, and are in no window.
+        step=_number(windows[-1].get("step")) if windows and state.status != "ok" else None,
         rate=rate,
         unit=unit if rate is not None else "",
     )
