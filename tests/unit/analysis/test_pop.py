@@ -100,7 +100,7 @@ def test_a_study_says_where_its_efficiency_goes() -> None:
     table = efficiency_table([found[0], ddp], "GPUs")
     assert [row[-1] for row in (table.heads, *table.rows)] == [
         "cost of all-reduce (ms)",
-        "",
+        "-",
         "12.5",
     ]
     share = 1 - own[2].own["communication"]

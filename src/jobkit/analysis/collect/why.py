@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from jobkit.analysis.collect.steps import middle, number
+from jobkit.analysis.scaling.spread import MAX_OTHER_LOAD
 from jobkit.analysis.tables.frames import Row
 from jobkit.metric.kinds import Record
 from jobkit.program.why import minus, union
@@ -27,7 +28,6 @@ MAX_SHOWN = 16  # ranks beside the late one, in a figure
 MIN_STEPS = 4  # from which a rank is said to be late
 BEYOND_CHANCE = 3.0  # standard errors
 MIN_SHARE, MIN_LATE_S = 0.05, 0.0005  # of a step, seconds: less is not worth a name
-MAX_OTHER_LOAD = 0.05  # of the cores, beyond which rates may be disturbed
 _SLOW = 1.5  # times the median: a step that is not typical
 _PAIRWISE = ("send", "recv", "Send", "Recv")  # of two ranks: no two durations belong together
 # Where the seconds of a step stand in the parts of a record.
@@ -246,7 +246,7 @@ def busy_clause(runs: Iterable[Mapping[str, Any]]) -> str | None:
         most, run_id = max(busy, key=lambda pair: pair[0])
         text.append(
             f"other processes used up to {most:.0%} of the cores while {len(busy)} of "
-            f"{len(loads)} runs were measured ({run_id}): measure again on an idle machine"
+            f"{len(loads)} runs were measured (most in {run_id}): measure again on an idle machine"
         )
     if shared := sum((r.get("gpu_processes_max") or 0.0) > 1 for r in runs):
         text.append(f"other processes computed on the GPUs of {shared} runs: measure again alone")

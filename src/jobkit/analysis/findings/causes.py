@@ -33,12 +33,15 @@ from typing import Any
 
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.scaling.sizes import Size
+from jobkit.analysis.scaling.spread import MAX_OTHER_LOAD
 from jobkit.analysis.tables.frames import Row
-from jobkit.analysis.tables.text import TextTable, say
+from jobkit.analysis.tables.text import NONE, TextTable, say
+from jobkit.spec.runspec import STRATEGIES
 
 _CLOCKS = 0.02  # by which the host's clock and a GPU's events may differ
 _MIN_TOLERANCE, _TOLERANCE = 0.02, 0.1  # of the logarithm of an efficiency, and of its loss
 _NAMED = 1 / 3  # of the loss: a factor with less is not named
+_WORTH = 0.01  # a smaller loss of an efficient size is not named
 _ANOTHER_DAY_S = 12 * 3600
 _FACTORS = ("load_balance", "random_balance", "communication", "data_wait")
 _HEADS = (
@@ -51,8 +54,14 @@ _NOTE = (
     "rank's. Data wait factor: maximum useful time / maximum busy time, with the wait for batches. "
     "Communication efficiency: maximum busy time / time of the iteration. Useful share: their "
     "product. Computation scalability: useful time per sample of all ranks at the smallest size / "
-    "at this one. Global efficiency: the product of both; over that of the smallest size it is the "
-    "measured parallel efficiency. Model: POP centre of excellence (pop-coe.eu)."
+    "at this one. Global efficiency: the product of both, of the profiled steps; over that of the "
+    "series' smallest size it should be near the measured one over that size. Of several repeats "
+    "the one with the median iteration is shown, of two the faster. Model: POP centre of "
+    "excellence (pop-coe.eu)."
+)
+_COST_NOTE = (
+    "Cost of all-reduce: an iteration's passes with it less those without, of ddp; - where that is "
+    "not above 0, so too small to measure."
 )
 # What may differ between the runs of two sizes, and how it is called.
 _DIFFER = {
@@ -145,10 +154,11 @@ def efficiency_table(breakdowns: Sequence[SizeBreakdown], unit: str) -> TextTabl
         place.append(f"{1000 * one.row['breakdown_iteration_s']:.4g}")
         cost = one.row.get("breakdown_difference_s")
         place += [*(f"{value:.1%}" for value in factors)]
-        rows.append([*place, "" if cost is None else f"{1000 * cost:.3g}"])
-    if not any(row[-1] for row in rows):
-        heads, rows = heads[:-1], [row[:-1] for row in rows]
-    return TextTable(heads, rows, 1, [_NOTE])
+        rows.append([*place, f"{1000 * cost:.3g}" if cost else NONE])
+    notes = [_NOTE, _COST_NOTE]
+    if all(row[-1] == NONE for row in rows):
+        heads, rows, notes = heads[:-1], [row[:-1] for row in rows], notes[:1]
+    return TextTable(heads, rows, 1, notes)
 
 
 Factors = dict[str, tuple[float, str]]  # over those of a smaller size, each with its words
@@ -183,12 +193,22 @@ def cause_of(results: Results, size: Size) -> str:
         different = different if grown > 0 and grown >= _NAMED * known else []
         text = f", because {words}" if words else ""
     elif gap < 0:
-        text = f"; its profiled steps show {explained:.0%}, as {words}: profile more (--why 20)"
+        load = median_of(rows_of(results, size), "other_load_mean") or 0.0
+        more = ": profile more (--why 20)" * (load <= MAX_OTHER_LOAD)
+        text = f"; its profiled steps show {explained:.0%}, as {words}{more}"
     else:
         different = different or ["nothing that is recorded differs"]
         text = f"; {f'{words}, but ' if words else ''}{gap / total:.0%} of the loss is outside of "
         text += "what was measured"
     return "; ".join(filter(None, [text, ", ".join(different)])) if text else ""
+
+
+def largest_loss(results: Results, size: Size) -> str:
+    """The largest measured loss of a size that is efficient, as the end of a sentence."""
+    first = next(s for s in results.sizes if s.series == size.series and s.speed_up)
+    _, factors = _losses(results, size, first) or (first, Factors())
+    factor, words = min(factors.values(), default=(1.0, ""))
+    return f"; largest measured loss: {words}" if factor < 1 - _WORTH else ""
 
 
 def _named(factors: Factors, total: float) -> list[str]:
@@ -226,7 +246,8 @@ def _of_breakdown(one: SizeBreakdown) -> Factors:
     late += f" on {host}" if host else ""
     words = {
         "communication": f"exposed communication takes {1 - own['communication']:.0%} of the step",
-        "random_balance": f"ranks slow in turn take {1 - own['random_balance']:.0%} of the step",
+        "random_balance": "a different rank is late each time, "
+        f"{1 - own['random_balance']:.0%} of the step",
         "data_wait": f"waiting for data takes {wait:.0%} of the step",
         "load_balance": f"{late} computes {uneven - 1:.0%} longer than the others",
         "computation": f"computing a sample takes {grown:.0%} more rank-seconds",
@@ -258,7 +279,7 @@ def base_of(results: Results, size: Size | None) -> Size | None:
 
 
 def differences(results: Results, size: Size, base: Size) -> list[str]:
-    """What the runs of a size have and those of its base have not: device, driver, nodes, day."""
+    """What the runs of a size have and those of its base have not: device, threads, nodes, day."""
     own, other = rows_of(results, size), rows_of(results, base)
     if not own or not other:
         return []
@@ -269,9 +290,14 @@ def differences(results: Results, size: Size, base: Size) -> list[str]:
             different.append(f"another {words} ({_short(here)}, not {_short(there)})")
         elif new := [value for value in here if there and value not in there]:
             different.append(f"another {words} in some runs ({_short(new)})")
+    here, there = (values_of(table, "threads_used") for table in (own, other))
+    if here and there and here != there and values_of([*own, *other], "device_type") == ["cpu"]:
+        fix = "--threads 1" if size.strategy in STRATEGIES else "OMP_NUM_THREADS=1"
+        words = f"other threads for each process ({_short(here)}, not {_short(there)}: set {fix})"
+        different.insert(0, words)
     loads = [median_of(table, "other_load_mean") for table in (own, other)]
-    if None not in loads and abs(loads[0] - loads[1]) > _LOAD:  # type: ignore[operator]
-        different.append(f"other programs' load is {loads[0]:.0%}, not {loads[1]:.0%}")
+    if None not in loads and loads[0] - loads[1] > _LOAD:  # type: ignore[operator]
+        different.append(f"other programs used {loads[0]:.0%} of the cores, {loads[1]:.0%} before")
     if not different:
         nodes = [{n for v in values_of(t, "node_list") for n in v.split(",")} for t in (own, other)]
         if all(nodes) and not nodes[0] & nodes[1]:

@@ -24,6 +24,7 @@ from jobkit.analysis.tables.text import counted, counted_ranks, say_accuracy, so
 from jobkit.outcome.state import UNDER_WAY
 
 BUSY = 0.5  # share of the time below which GPUs that compute no more are limited by the host
+_DISTURBED = 0.2  # share of the cores that other programs used in most runs
 _WAITING = 0.2  # share of the time that every size waits for data
 _ABOVE_IDEAL = 1.05  # of an efficiency
 _UNSTEADY, _SURE = 0.04, 3.0  # change of the rate within a run; in standard errors
@@ -64,6 +65,13 @@ def caveats(results: Results, unit: str, request: Size | None = None) -> list[Ca
     ]
 
 
+def disturbed(results: Results) -> bool:
+    """Whether most runs on CPUs were measured while other programs used much of the cores."""
+    rows = [results.rows[run] for size in results.sizes for run in size.ok_runs]
+    rows = [row for row in rows if row.get("device_type") == "cpu"]
+    return (median_of(rows, "other_load_mean") or 0.0) > _DISTURBED
+
+
 def where(size: Size, unit: str) -> str:
     """How many GPUs and, where there are several nodes, on how many."""
     count = size.world_size if unit == "ranks" else size.devices
@@ -100,7 +108,9 @@ def outcome_of(results: Results, size: Size) -> str:
     """What became of the runs of a size that are not ok: missing, or failed with a reason."""
     if all(status in UNDER_WAY for status in size.not_ok):
         return "not finished"
-    status, reason = size.not_ok[0], reason_of(results, size)
+    status, reason = mode(size.not_ok), reason_of(results, size)
+    if status in ("cancelled", "preempted", "missing"):
+        return status
     return status if reason == status else f"failed ({reason})"
 
 

@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.findings.causes import base_of, cause_of, values_of
+from jobkit.analysis.findings.causes import base_of, cause_of, largest_loss, values_of
 from jobkit.analysis.findings.conditions import (
     Caveat,
     caveats,
     changes,
     differ,
+    disturbed,
     outcome_of,
     where,
 )
@@ -27,11 +28,12 @@ from jobkit.analysis.scaling.scaling import (
     surely_faster,
 )
 from jobkit.analysis.scaling.sizes import Size, fewest_nodes
-from jobkit.analysis.tables.text import counted, rounded, say_accuracy, some
+from jobkit.analysis.tables.text import counted, rounded, say, say_accuracy, some
 
 LEAST = 0.8  # the parallel efficiency that a size to request must have
 _MAX_CAVEATS = 2  # in the first line; the table of the report has all of them as its notes
 _SHOWN = 3  # series
+_AT = " at 95%"  # the confidence of an interval
 _SHORT_S = 0.001  # below it, what an epoch costs is no help
 _MEASURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "val_loss": ("loss", "{:.4g}".format),
@@ -68,7 +70,8 @@ def verdict(results: Results, unit: str, least: float = LEAST) -> list[str]:
 def request_of(results: Results, least: float = LEAST) -> Size | None:
     """The size to request, of the kind of scaling that was measured first."""
     measured = [s for s in results.sizes if s.throughput is not None]
-    return _size_to_request([s for s in measured if _kind(s) == _kind(measured[0])], least)
+    sizes = [s for s in measured if _kind(s) == _kind(measured[0])]
+    return None if disturbed(results) else _size_to_request(sizes, least)
 
 
 def _kind(size: Size) -> tuple[str, str]:
@@ -120,8 +123,10 @@ def _request(
     results: Results, sizes: Sequence[Size], unit: str, least: float
 ) -> tuple[str, list[Caveat]]:
     """What to request, without a full stop, and the caveats that follow it."""
-    size = _size_to_request(sizes, least)
+    size = None if disturbed(results) else _size_to_request(sizes, least)
     doubts = caveats(results, unit, size)
+    if disturbed(results):
+        return "Until then nothing can be requested", doubts
     if size is None:
         notes = [s.note for s in sizes if s.note and s.note.startswith("not compared")]
         if notes and all(s.efficiency is None for s in sizes):
@@ -150,30 +155,30 @@ def _request(
         return text, doubts
     same = base.series == size.series
     over = where(base, unit) if same else f"{base.series} on {where(base, unit)}"
-    text += f": {size.speed_up:.3g} times {over}, parallel efficiency {_share(size, least)}"
+    text += f": {size.speed_up:.3g} times {over}, parallel efficiency {share_of(size, least, _AT)}"
     if size.mean_time_s is not None and size.mean_time_s >= _SHORT_S:
         hours = f" and {size.node_hours:.2g} node-hours" if size.node_hours is not None else ""
         text += f", {size.mean_time_s:.3g} s{hours} per {size.time_of}"
     if _unsure(size, least, doubts) and (size.efficiency_low or 0) <= least:
         small = f"{base.devices} and " if same else ""
-        text += f"; undecided: repeat {small}{_short(size, unit)}"
+        text += f"; undecided whether above {least:.0%}: repeat {small}{_short(size, unit)}"
     return text, doubts
 
 
-def _percent(efficiency: float | None, least: float) -> str:
+def percent(efficiency: float | None, least: float) -> str:
     """An efficiency in per cent, with a decimal where it would be rounded to the threshold."""
-    value = efficiency or 0.0
-    return f"{value:.1%}" if abs(value - least) < 0.005 and value != least else f"{value:.0%}"
+    near = efficiency is not None and abs(efficiency - least) < 0.005 and efficiency != least
+    return say(efficiency, "{:.1%}" if near else "{:.0%}")
 
 
-def _share(size: Size, least: float) -> str:
-    """The efficiency with its interval and the interval's confidence."""
+def share_of(size: Size, least: float, at: str = "") -> str:
+    """The efficiency with its interval; at: the words on its confidence."""
     ends = size.interval("efficiency")
-    text = _percent(size.efficiency, least)
+    text = percent(size.efficiency, least)
     if ends is None or ends[0] == ends[1]:
         return text
-    low, high = (_percent(end, least).removesuffix("%") for end in ends)
-    return f"{text} [{low}, {high} at 95%]"
+    low, high = (percent(end, least).removesuffix("%") for end in ends)
+    return f"{text} [{low}, {high}{at}]"
 
 
 def _unsure(size: Size, least: float, doubts: Sequence[Caveat]) -> bool:
@@ -195,7 +200,7 @@ def _fastest(results: Results, sizes: Sequence[Size], unit: str, least: float) -
     rate = best.throughput or 0
     text = f"{best.series} on {_short(best, unit)}, {rounded(rate)} {best.throughput_unit}"
     if best.efficiency is not None and not best.is_base:
-        text += f" at {_percent(best.efficiency, least)} efficiency"
+        text += f" at {percent(best.efficiency, least)} efficiency"
     text += _of_few(best)
     same = [s for s in sizes if comparable_at(s) == comparable_at(best) and s is not best]
     own = [s for s in sizes if s.series == best.series and (s.devices or 0) < (best.devices or 0)]
@@ -232,7 +237,7 @@ def _limits(results: Results, measured: Sequence[Size], unit: str, least: float)
         return ""
     request = request_of(results, least)
     own = next((s for s in shown if request and s.series == request.series), shown[0])
-    text = f"{_short(own, unit)}: {_share(own, least)}"
+    text = f"{_short(own, unit)}: {share_of(own, least, _AT)}"
     if len(names) > 1:
         also = [
             s.series if s.devices == own.devices else f"{s.series} at {s.devices}"
@@ -240,14 +245,16 @@ def _limits(results: Results, measured: Sequence[Size], unit: str, least: float)
             if s is not own
         ]
         named = f"; also {_list(also)}" if also else ""
-        text = f"{_short(own, unit)} ({own.series}: {_percent(own.efficiency, least)}{named})"
+        text = f"{_short(own, unit)} ({own.series}: {percent(own.efficiency, least)}{named})"
     text += _of_few(own)
     unsure = _unsure(own, least, caveats(results, unit))
     if not falls:
         verb = "seems to stay" if unsure else "stays"
-        return f"Efficiency {verb} above {least:.0%} up to {text}."
+        cause = "" if disturbed(results) else largest_loss(results, own)
+        return f"Efficiency {verb} above {least:.0%} up to {text}{cause}."
     verb = "seems to fall" if unsure else "falls"
-    return f"Efficiency {verb} below {least:.0%} at {text}{cause_of(results, own)}."
+    cause = "" if disturbed(results) else cause_of(results, own)
+    return f"Efficiency {verb} below {least:.0%} at {text}{cause}."
 
 
 def _short(size: Size, unit: str) -> str:

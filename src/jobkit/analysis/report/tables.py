@@ -7,7 +7,7 @@ from jobkit.analysis.collect.results import Results
 from jobkit.analysis.collect.rows import OF_EPOCHS, WALL_TIME
 from jobkit.analysis.findings.conditions import caveats
 from jobkit.analysis.findings.forecast import SOURCES, Forecast, forecast_table
-from jobkit.analysis.findings.verdict import LEAST, request_of
+from jobkit.analysis.findings.verdict import LEAST, percent, request_of, share_of
 from jobkit.analysis.scaling.scaling import OWN_BASE, SERIAL_BASE
 from jobkit.analysis.scaling.sizes import EPOCH, IMAGES, Size
 from jobkit.analysis.tables.frames import Row, records
@@ -41,8 +41,6 @@ def proposal_table(
     a page. terminal: memory, accuracy and rate in place of costs and intervals.
     """
     sizes, per = results.sizes, time_per(results.sizes)
-    ends = [x for s in sizes for x in (s.efficiency, s.efficiency_low, s.efficiency_high) if x]
-    near = any(abs(x - least) < 0.005 and x != least for x in ends)  # as the verdict rounds
 
     def cells(name: str, form: str) -> list[str]:
         return [say(getattr(s, name), form) for s in sizes]
@@ -52,6 +50,7 @@ def proposal_table(
         ends = [None if terminal else s.interval(name) for s in sizes]
         return [with_interval(getattr(s, name), x, form) for s, x in zip(sizes, ends, strict=True)]
 
+    shares = [percent(s.efficiency, least) if terminal else share_of(s, least) for s in sizes]
     scalings = {s.scaling or NONE for s in sizes}
     start_up = ", start-up included" * (per == "per run")  # nothing but its wall time is known
     columns = {
@@ -62,7 +61,7 @@ def proposal_table(
         "runs ok": [f"{s.runs_ok} of {s.runs_planned}" for s in sizes],
         f"time {per}{start_up} (s)": cells("time_s", "{:.4g}"),
         "speed-up": with_ends("speed_up", "{:.2f}"),
-        "parallel efficiency": with_ends("efficiency", "{:.1%}" if near else "{:.0%}"),
+        "parallel efficiency": shares,
         "GPU busy": cells("gpu_busy", "{:.0%}"),
     }
     if terminal:

@@ -102,6 +102,7 @@ def _bases(measured: Sequence[Size], runs: pd.DataFrame, pool: Pool | None) -> d
             own.setdefault(size.series, size)
     # What a serial run must share to be the base of a series of jobkit's own training.
     names = [*SAME, "scaling", "global_batch_size", "batch_size_per_rank", "threads_used"]
+    names.append("train_samples")
     ok = runs[(runs["status"] == "ok") & runs["strategy"].isin(STRATEGIES)]
     ok = ok[ok["series"].isin(list(own))]
     problems: dict[str, tuple[Any, ...]] = {}
@@ -112,16 +113,23 @@ def _bases(measured: Sequence[Size], runs: pd.DataFrame, pool: Pool | None) -> d
             batch = "batch_size_per_rank" if weak else "global_batch_size"
             first = [str(group[n].iloc[0]) for n in (*SAME, "scaling")]
             key = (*first, int(group[batch].max()), str(group["threads_used"].max()))
+            key += (str(group["train_samples"].max()),)
             problems[str(series)] = key
             if own[str(series)].world_size == own[str(series)].devices == 1:
                 serial[key].append(own[str(series)])
+    busy = ok["other_load_mean"].gt(spread.MAX_OTHER_LOAD).fillna(False).any()
+
+    def sure(size: Size, other: Size) -> bool:
+        """Whether it is surely faster; no single run is where other programs took part."""
+        return surely_faster(size, other, pool) and not (busy and pool is None)
+
     bases = dict(own)
     for series, key in problems.items():
         small = own[series]
         alone = serial[key] or [small]
         best = max(alone, key=lambda s: s.throughput or 0)
-        best = next((s for s in alone if is_single(s) and not surely_faster(best, s, pool)), best)
-        if best.series != series and (small not in alone or surely_faster(best, small, pool)):
+        best = next((s for s in alone if is_single(s) and not sure(best, s)), best)
+        if best.series != series and (small not in alone or sure(best, small)):
             bases[series] = best
     return bases
 

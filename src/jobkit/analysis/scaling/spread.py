@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 Values = NDArray[np.float64]
 Sample = tuple[Sequence[float], int]  # the rates of the repeats of a size, and its ranks
 CONFIDENCE = 0.95
+MAX_OTHER_LOAD = 0.05  # of the cores, used by other programs: beyond it rates may be disturbed
 MIN_DEVIATION = 1e-3  # of a run: repeats that agree better do so by chance or rounding
 # Standard deviation of the median of n normal values over that of their mean (David and Nagaraja,
 # "Order Statistics", 2003, section 10.2, and by simulation); sqrt(pi / 2) for many.

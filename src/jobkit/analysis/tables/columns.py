@@ -110,7 +110,8 @@ breakdown_last_rank_wait_s NUMBER of a step: waiting for the last rank's end of 
 breakdown_iteration_s NUMBER of a step: the first four and last_rank_wait_s
 breakdown_useful_max_s NUMBER of a step: compute and host, of a rank late by them, else the mean
 breakdown_busy_max_s NUMBER of a step: the same with data wait
-breakdown_random_imbalance_s NUMBER of a step: lost to ranks late in turn, and slow_steps_s
+breakdown_random_imbalance_s NUMBER of a step: lost as a different rank is late each time,
+    and slow_steps_s
 breakdown_slow_steps_s NUMBER of a step: the mean of the run less a typical step, for other reasons
     than data; in communication_s and waiting_s, of one rank in host_s
 breakdown_difference_s NUMBER of a step: ddp of jobkit's own training: the time above that without
