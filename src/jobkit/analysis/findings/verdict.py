@@ -265,7 +265,7 @@ def _short(size: Size, unit: str) -> str:
 def _learning(results: Results, unit: str, doubts: Sequence[Caveat]) -> str:
     """What loss and accuracy do with the size, unless a caveat has said it."""
     parts, steady = list[str](), list[str]()
-    for column, (name, say) in _MEASURES.items():
+    for column, (name, form) in _MEASURES.items():
         found = changes(results, results.sizes, column)
         change = next((c for c in found if c.matters), None)
         if found and not change:
@@ -274,7 +274,7 @@ def _learning(results: Results, unit: str, doubts: Sequence[Caveat]) -> str:
             continue
         verb = "falls" if change.fell > 0 else "rises"
         parts.append(
-            f"{name} {verb} from {say(change.before)} to {say(change.after)} on "
+            f"{name} {verb} from {form(change.before)} to {form(change.after)} on "
             f"{_short(change.size, unit)} ({change.size.series})"
         )
     if steady:
