@@ -117,6 +117,7 @@ def test_a_study_is_run_collected_and_drawn(away: Away) -> None:
     (away.folder / "mine.toml").write_text('name = "mine"\nstrategies = ["single"]\ngpus = [1]\n')
     done = away("run", "--study", "mine.toml", "--site", "local", *TINY, "--device", "cpu")
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "next: jobkit plot --collect logs/mine " in done.stdout
     assert away("status", "mine").returncode == 0
     done = away.program("bash", away.prefix / "plot_results.sh", "mine")  # as a collect job does
     assert done.returncode == 0, done.stdout + done.stderr

@@ -98,7 +98,7 @@ def test_a_study_by_name_by_path_or_the_newest(capsys) -> None:
         assert said.startswith(f"{name}: 1 of 1 runs ok")
         tables = "results.csv (1 run), epochs.csv (3 epochs), scaling.csv (1 size)"
         assert f"wrote {tables} to logs/{name}\n" in said
-        assert said.rstrip().endswith(f"next: python plot_results.py logs/{name}")
+        assert said.rstrip().endswith(f"next: jobkit plot logs/{name}")
 
 
 def test_incomplete_is_3_and_json_is_all_that_stands_on_the_output(capsys) -> None:

@@ -108,11 +108,11 @@ def test_the_study_file_in_it_plans_the_same_runs(tmp_path: Path) -> None:
     results = collect("s")
     assert study_file(results).startswith("# Without 4 of the 8 runs, ")
     assert commands(results, ["--work", "90 epochs"]).splitlines() == [
-        "python run_benchmarks.py --study s.toml",
-        "./plot_results.sh s --work '90 epochs'",
+        "jobkit run --study s.toml",
+        "jobkit plot --collect s --work '90 epochs'",
     ]
     results.paths.given_logs.write_text("{}")  # of logs that exist already: collected is this once
-    assert commands(results).splitlines()[-1] == "python plot_results.py s"
+    assert commands(results).splitlines()[-1] == "jobkit plot s"
 
 
 def test_a_forecast_is_marked_wherever_it_stands(capsys, monkeypatch) -> None:
@@ -130,7 +130,7 @@ def test_a_forecast_is_marked_wherever_it_stands(capsys, monkeypatch) -> None:
     assert {*table["world_size"]} == {6, 8}
     page = (folder / "report.html").read_text()
     assert "Forecast: not measured" in page
-    assert "plot_results.sh s --apart --forecast 6 8 4096 --min-efficiency 0.6" in page
+    assert "jobkit plot --collect s --apart --forecast 6 8 4096 --min-efficiency 0.6" in page
     # Without one, nothing of the old one is left.
     assert plot_main(["s"]) == 0
     assert not (folder / "forecast.csv").exists()

@@ -103,7 +103,7 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
         _print_verdict(results, MIN_EFFICIENCY)
         _print_tables(results)
         if results.runs["throughput"].notna().any():
-            follow = ["next:", "python", "plot_results.py", short_path(results.folder)]
+            follow = ["next:", "jobkit", "plot", short_path(results.folder)]
             print(shlex.join(follow + (["--out", short_path(results.out)] if results.out else [])))
     least, at = args.min_efficiency, args.at
     missed, unsure = check_efficiency(results.sizes, least, at) if at else ([], [])

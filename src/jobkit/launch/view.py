@@ -6,6 +6,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -207,8 +208,9 @@ class Foreground:
         folder = short_path(self.launch.folder)
         self._print(f"files: {folder}: a folder for each run, with its log and its records")
         if any(state.status == "ok" for state in states.values()):
-            what = "(tables, figures, report)"
-            self._print(f"next: ./plot_results.sh {shlex.quote(folder)}    {what}")
+            here = Path("plot_results.sh").exists()  # a program's own folder has none
+            plot = "./plot_results.sh" if here else "jobkit plot --collect"
+            self._print(f"next: {plot} {shlex.quote(folder)}    (tables, figures, report)")
         return Exit.OK if all_ok else Exit.FAILED
 
     def _print_copies(self, states: Mapping[str, RunState]) -> None:

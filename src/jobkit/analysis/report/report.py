@@ -171,11 +171,11 @@ def _toml(value: Any) -> str:
 
 
 def commands(results: Results, options: Sequence[str] = ()) -> str:
-    """The commands that run the study again and make this report; options: of plot_results.py."""
+    """The commands that run the study again and make this report; options: of `jobkit plot`."""
     name = shlex.quote(results.name)
-    lines = [f"python run_benchmarks.py --study {name}.toml"] if study_file(results) else []
-    # plot_results.sh collects first, which a study of given logs has done.
-    plot = "python plot_results.py" if results.paths.given_logs.exists() else "./plot_results.sh"
+    lines = [f"jobkit run --study {name}.toml"] if study_file(results) else []
+    # A study of given logs is collected already.
+    plot = "jobkit plot" + " --collect" * (not results.paths.given_logs.exists())
     return "\n".join([*lines, " ".join([plot, name, *map(shlex.quote, options)])])
 
 
