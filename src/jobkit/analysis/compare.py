@@ -93,7 +93,7 @@ def compare(
         {
             f"{s.series} at {shape(s)} ({s.scaling or '?'} scaling, {s.throughput_unit})": s
             for s in sizes(table)
-            if s.rates and all(0 < rate < math.inf for rate in s.rates)
+            if sample_of(s)[0]
         }
         for table in (runs, other)
     )

@@ -103,7 +103,7 @@ def _forecast(
         (s.world_size or 0, rate)
         for s in curve
         for run, rate in zip(s.rated_runs, s.rates, strict=True)
-        if 0 < rate < math.inf and run not in (s.outliers or "").split(", ")
+        if rate > 0 and run not in (s.outliers or "").split(", ")
     ]
     largest = max((n for n, _ in sound), default=0)
     if not (beyond := sorted({n for n in wanted if n > largest})):

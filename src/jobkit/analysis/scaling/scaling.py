@@ -80,7 +80,7 @@ def spread_of(measured: Sequence[Size]) -> Pool | None:
 
 def sample_of(size: Size) -> Sample:
     """The rates of the repeats, which come from logs: none where one has no logarithm."""
-    sound = all(0 < rate < math.inf for rate in size.rates)
+    sound = all(rate > 0 for rate in size.rates)
     return size.rates if sound else (), size.world_size or 1
 
 
@@ -156,7 +156,7 @@ def _compared(size: Size, base: Size | None, pool: Pool | None) -> Row:
         factor = math.exp(pool.half_width(own))
         low, high = size.throughput / factor, size.throughput * factor
         row |= {"throughput_low": low, "throughput_high": high}
-        if size.time_amount and low:
+        if size.time_amount:
             row["time_low_s"] = size.time_amount / high
             row["time_high_s"] = size.time_amount / low
     if not (base and base.throughput and size.throughput and size.devices and base.devices):

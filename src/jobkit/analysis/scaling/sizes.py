@@ -227,7 +227,7 @@ def _work(unit: str, fastest: float) -> tuple[float, str]:
     name, _, per = unit.partition("/")
     if per == "h":  # the wall time of the run is all that is known
         return 3600.0, _OF_RUNS.get(name, name)
-    amount = 10.0 ** math.ceil(math.log10(fastest)) if 0 < fastest < math.inf else 1.0
+    amount = 10.0 ** math.ceil(math.log10(fastest)) if fastest > 0 else 1.0
     text = f"{amount:,.0f}" if amount >= 1 else f"{amount:g}"
     for least, mark in ((1e6, "M"), (1e9, "G")):
         text = f"{amount / least:,.0f}{mark}" if amount >= least else text

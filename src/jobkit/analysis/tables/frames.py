@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from jobkit.analysis.tables.columns import COUNT, FLAG, NUMBER, TEXT, Column
 from jobkit.errors import UsageError, one_line
@@ -45,10 +46,7 @@ def frame(
         if not kinds <= {_PLAIN[dtype]} or kinds == {int}:
             values = [_fit(value, dtype) for value in values]
         if dtype == NUMBER:
-            numbers = np.array(values, dtype=float)  # None becomes NaN
-            sizes = np.where(numbers, abs(numbers), 1)
-            is_known = (sizes <= _LARGEST) & (sizes >= 1 / _LARGEST)
-            array = pd.arrays.FloatingArray(numbers, ~is_known)
+            array = _numbers(np.array(values, dtype=float))  # None becomes NaN
         elif dtype == TEXT:
             shown = {value: value and one_line(value) for value in {*values}}
             array = pd.Series([shown[value] for value in values], dtype=dtype).array
@@ -56,6 +54,12 @@ def frame(
             array = pd.Series(values, dtype=dtype).array
         arrays[one_line(name)] = array
     return pd.DataFrame(arrays, index=pd.RangeIndex(len(rows)))
+
+
+def _numbers(values: NDArray[np.float64]) -> Array:
+    """A column of numbers, empty where one is of no measurement."""
+    sizes = np.where(values, abs(values), 1)
+    return pd.arrays.FloatingArray(values, ~((sizes <= _LARGEST) & (sizes >= 1 / _LARGEST)))
 
 
 def _fit(value: Any, dtype: str) -> Any:
@@ -123,6 +127,8 @@ def read_table(path: Path, columns: tuple[Column, ...], within: Path | None = No
     for name in table.columns[table.dtypes == TEXT]:
         if table[name].str.startswith("'").any():
             table[name] = table[name].map(_plain, na_action="ignore").astype(TEXT)
+    for name in table.columns[table.dtypes == NUMBER]:
+        table[name] = _numbers(table[name].to_numpy(float, na_value=np.nan, copy=True))
     for name in types.keys() - {*table.columns}:
         table[name] = pd.Series(pd.NA, index=table.index, dtype=types[name])
     return table[[*types, *(name for name in table.columns if name not in types)]]
