@@ -55,8 +55,8 @@ _ECHOES = re.compile(
 )
 # What mends a common error of a program, by the line that shows it; the first that fits.
 _HINTS = {
-    "ProcessGroupNCCL is only supported with GPUs": "it takes NCCL where RANK is set: --launcher "
-    "once at one rank, else gloo or GPUs",
+    "ProcessGroupNCCL is only supported with GPUs": "no GPU here: use backend gloo, or ask for "
+    "GPUs",
     "ModuleNotFoundError: No module named": "install it for the Python that runs the program",
     "can't open file|FileNotFoundError": "a path begins in the folder in which the study was "
     "launched",

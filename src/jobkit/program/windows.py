@@ -311,7 +311,10 @@ class Meter(Guarded):
         self._writer = writer(f".r{rank}" if rank else "", output if prints else None)
         self.rank = rank
         if not self._writer.continue_alone():
-            raise RuntimeError("another process measures as this rank already")
+            text = "another process measures as this rank already"
+            if folder and rank == 0:  # beside its file, which the other one has
+                writer(".r0").write("message", level="warning", text=text)
+            raise RuntimeError(text)
         if not self._stated and work is not None:
             self._per_step = None
             self._work_source = self._work_source or "counted"

@@ -98,7 +98,7 @@ def test_a_common_error_has_one_hint() -> None:
     for reason, text, hint in [
         ("rank 0: ModuleNotFoundError: No module named 'x'", "", "install it for the Python"),
         ("ended with exit code 2", "python: can't open file '/a/t.py': [Errno 2]", "a path begins"),
-        ("rank 0: ValueError: ProcessGroupNCCL is only supported with GPUs", "", "--launcher once"),
+        ("rank 0: ValueError: ProcessGroupNCCL is only supported with GPUs", "", "no GPU here"),
         ("ended with exit code 127", "bash: line 1: trian: command not found", "not in PATH"),
         ("rank 0: ValueError: boom", "ValueError: boom", ""),
     ]:

@@ -146,6 +146,8 @@ def test_a_child_that_inherits_the_rank_does_not_write_into_its_file(copied: Fol
     said = copied.run(program).stdout
     assert "0 jobkit meter: RuntimeError: another process measures as this rank" in said
     assert [record["seq"] for record in copied.records()] == list(range(len(copied.records())))
+    (warning,) = copied.records(name="0.r0.jsonl")
+    assert warning["kind"] == "message" and warning["level"] == "warning"
     assert copied.records("window")[-1]["step"] == 7
     assert [record["status"] for record in copied.records("run_end")] == ["ok"]
 

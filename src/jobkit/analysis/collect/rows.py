@@ -143,7 +143,8 @@ def result_row(
     """
     newest = {kind: records.last(kind) for kind in ("run_start", "startup")}
     versions = _object(newest["run_start"], "versions")
-    serious = [m for m in records.of("message") if m.get("level") in ("warning", "error")]
+    messages = [r for r in (*records.records, *records.of_ranks) if r.get("kind") == "message"]
+    serious = [m for m in messages if m.get("level") in ("warning", "error")]
     texts = dict.fromkeys(" ".join(str(m.get("text", "")).split()) for m in serious)
     parts = breakdown(records.of_all_ranks("why"), records.of_all_ranks("window"))
     parts["difference_s"] = records.last("difference").get("difference_s")
