@@ -77,7 +77,7 @@ def write_report(
     )
     care = results.warnings()  # the caveats are notes of the table
     if divided := thread_lines(results):
-        care.append("; ".join(line.strip() for line in divided))
+        care.append(f"{divided[0]} {'; '.join(line.strip() for line in divided[1:])}")
     texts = results.runs["warnings_text"].dropna().str.split(" | ", regex=False).explode()
     counts = texts.value_counts(sort=False).sort_index()
     care += [f"warning of {counted(n, 'run')}: {text}" for text, n in counts.items()]
