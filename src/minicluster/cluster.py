@@ -110,6 +110,7 @@ def up(cluster: Cluster, say: Callable[[str], None]) -> Cluster:
                 with machine.free_ports(cluster):
                     if cluster.netns:
                         cluster.subnet = machine.choose_subnet(root)
+                    cluster.first_job = config.first_job(cluster.base_port, time.time())
                     write_files(cluster)
                     say(f"folder: {root}")
                     Starter(cluster).start_all(say)

@@ -38,6 +38,7 @@ class Cluster:
     memory_limits: bool = False
     enforce: bool = False  # jobs need an account and a QOS that the accounting knows
     base_port: int = 0
+    first_job: int = 0  # its id
     subnet: str = ""  # "10.77.3": the nodes' network, with netns
 
     @classmethod
@@ -80,6 +81,14 @@ class Cluster:
         """Every port that a daemon will listen on."""
         slurmds = [self.slurmd_port(index) for index in range(1, self.nodes + 1)]
         return [*range(self.base_port, self.base_port + 3), *slurmds]
+
+
+def first_job(port: int, now_s: float) -> int:
+    """The id of a cluster's first job, another one every 10 s, at most Slurm's 67 million.
+
+    Modulo 20,000, by which a training's MASTER_PORT follows from it, it follows from the port.
+    """
+    return (1 + int(now_s // 10) % 3300) * 20_000 + port * 10 % 20_000
 
 
 def tag(root: Path) -> str:
@@ -160,8 +169,8 @@ MailProg=/bin/true
 MpiDefault=none
 # For srun --resv-ports.
 MpiParams=ports={port + 300}-{port + 399}
-# Job ids of two clusters on one machine differ: MASTER_PORT is derived from the id.
-FirstJobId={port * 10}
+# No job has the id of one of an earlier cluster, whose studies may ask after it.
+FirstJobId={cluster.first_job}
 
 SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=1,sched_interval=5

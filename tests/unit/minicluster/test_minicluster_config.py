@@ -15,7 +15,7 @@ from minicluster.config import Cluster
 from support.place import ROOT
 
 GOLDEN = ROOT / "tests" / "golden" / "minicluster"
-MC = {"root": Path("/tmp/mc"), "base_port": 7000}
+MC = {"root": Path("/tmp/mc"), "base_port": 7000, "first_job": 70000}
 USUAL = Cluster(**MC)
 SMALL = Cluster(
     **MC, nodes=1, cores=2, gpus=0, memory_mib=900, accounting=False, memory_limits=True
@@ -64,6 +64,12 @@ def test_a_block_of_ports_that_is_free() -> None:
     for port, same in ((one.slurmd_port(4), False), (one.slurmd_port(5), True)):
         with socket.create_server(("127.0.0.1", port)), machine.free_ports(other):
             assert (other.base_port == one.base_port) is same  # four nodes need no fifth port
+
+
+def test_a_later_cluster_and_another_one_have_other_job_ids() -> None:
+    ids = [config.first_job(7000, now_s) for now_s in (1e9, 1e9 + 10, 1e9 + 32_990)]
+    assert len(set(ids)) == 3 and all(0 < job_id < 2**26 - 2**16 - 20_000 for job_id in ids)
+    assert {job_id % 20_000 for job_id in ids} == {70_000 % 20_000}
 
 
 # --- bad input ---
