@@ -332,7 +332,7 @@ def merged(state: RunState, job: Job | None, shared: bool = False) -> RunState:
         return replace(state, status="failed", reason=reason + unrecorded) if running else state
     if shared and (job.status == "running" or state.status not in UNDER_WAY):
         return state
-    status, reason, line = job.status, job.line, job.line
+    status, reason, line = job.status, with_hint(job.line, ""), job.line
     if status in UNDER_WAY:
         where = job.reason if status == "pending" else job.node_list
         reason, line = f"Slurm job {job.job_id}" + (f": {where}" if where else ""), ""

@@ -100,6 +100,7 @@ def test_a_common_error_has_one_hint() -> None:
         ("ended with exit code 2", "python: can't open file '/a/t.py': [Errno 2]", "a path begins"),
         ("rank 0: ValueError: ProcessGroupNCCL is only supported with GPUs", "", "no GPU here"),
         ("ended with exit code 127", "bash: line 1: trian: command not found", "not in PATH"),
+        ("Slurm job 7: TIMEOUT, after 00:30:00", "", "a longer --time"),
         ("rank 0: ValueError: boom", "ValueError: boom", ""),
     ]:
         shown = with_hint(reason, text)
