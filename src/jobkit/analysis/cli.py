@@ -129,7 +129,7 @@ def _print_tables(results: "Results") -> None:
 
     kinds = {"results": "run", "epochs": "epoch", "scaling": "size"}
     tables = results.tables.items()
-    words = [f"{p.name} ({counted(len(t), kinds.get(p.stem, 'row'))})" for p, t in tables]
+    words = [f"{p.name} ({counted(len(t), kinds.get(p.stem, 'row'))})" for p, t in tables if len(t)]
     print(f"wrote {', '.join(words)} to {short_path(results.output.folder)}")
 
 
@@ -221,14 +221,15 @@ def _draw(results: "Results", args: argparse.Namespace, options: Sequence[str]) 
             raise UsageError(f"no forecast: {why}")
         for why in reasons:
             print(f"no forecast: {why}", file=sys.stderr)
+    of, efficiency, project = unit(results), args.min_efficiency, None
+    if args.work:
+        project = project_table(results, args.work, args.runs, of, forecasts)
+    if forecasts:
         table = forecast.forecast_table(results, forecasts)
         save_table(path, table)
         print("\n".join([*forecast.forecast_lines(forecasts, table), f"wrote {short_path(path)}"]))
     else:
         path.unlink(missing_ok=True)
-    of, efficiency, project = unit(results), args.min_efficiency, None
-    if args.work:
-        project = project_table(results, args.work, args.runs, of, forecasts)
     drawn = draw(results, forecasts)
     count, formats = counted(len(drawn) // len(FORMATS), "figure"), ", ".join(FORMATS).upper()
     _print_verdict(results, efficiency)

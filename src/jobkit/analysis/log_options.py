@@ -57,7 +57,7 @@ def _patterns() -> str:
 
 def given_logs(args: argparse.Namespace) -> "GivenLogs":
     """The logs that collect's options name. Raises UsageError."""
-    from jobkit.analysis.collect.logs import GivenLogs
+    from jobkit.analysis.collect.logs import GivenLogs, size_of
     from jobkit.metric.pattern import load_pattern
 
     if args.study:
@@ -73,7 +73,7 @@ def given_logs(args: argparse.Namespace) -> "GivenLogs":
             raise UsageError(f"--logs {word!r}: no such file")
         for path in logs:
             files.setdefault(path.resolve(), path.absolute())
-    return GivenLogs(
+    logs = GivenLogs(
         files=tuple(files.values()),
         size=args.size,
         pattern=load_pattern(args.pattern) if args.pattern else None,
@@ -83,6 +83,9 @@ def given_logs(args: argparse.Namespace) -> "GivenLogs":
         warmup_steps=args.warmup_steps,
         scaling=args.scaling,
     )
+    if not any(size_of(path, logs) for path in logs.files):
+        raise UsageError(f"--size {logs.size!r} finds no number of ranks in any log or its name")
+    return logs
 
 
 def logs_folder(name: str | None, words: Sequence[str]) -> Path:

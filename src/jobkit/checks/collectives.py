@@ -311,11 +311,12 @@ def write(
 ) -> None:
     """Write the files; raises RuntimeError where a result was wrong."""
     report.say("fitted: time = latency + bytes / bandwidth")
+    unusable = ": not usable for a forecast"
     for fit in comm.fit_lines(samples):
         report.say(
             f"{fit.operation:<15} {fit.ranks:>5}  {fit.scope:<10} latency "
             f"{say_seconds(fit.latency_s)}, bandwidth {fit.gb_per_s:.3g} GB/s; "
-            f"largest error of a size {fit.worst_share:.0%}"
+            f"largest error of a size {fit.worst_share:.0%}{unusable * fit.is_bad}"
         )
     if rank == 0:
         write_whole(paths.comm_csv, comm.to_csv(samples))

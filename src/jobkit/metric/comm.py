@@ -86,6 +86,9 @@ def sample(
     )
 
 
+MAX_MISS = 0.5  # of the time of a size
+
+
 @dataclass(frozen=True, kw_only=True)
 class Line:
     """time = latency_s + bytes x s_per_byte, fitted to one operation of one scope."""
@@ -98,6 +101,11 @@ class Line:
     s_per_byte: float
     worst_share: float  # the largest relative miss of a size's median
     sizes: int  # that it was fitted to
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether the line misses a size by so much that no forecast may use it."""
+        return self.worst_share > MAX_MISS
 
     @property
     def gb_per_s(self) -> float:

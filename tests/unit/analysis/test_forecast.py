@@ -307,10 +307,17 @@ def test_the_command_takes_measured_links_and_the_work_of_a_project(
     html = (logs() / "s" / "report.html").read_text()
     assert "<h2>A whole project</h2>" in html and "<td>ddp (forecast)</td>" in html
     assert "--comm " in html and "--work &#39;90 epochs&#39;" in html
+    (logs() / "s" / "forecast.csv").unlink()
+    times[1 << 20] = 1.0  # far from the line of the other sizes
+    samples = (comm.sample("all_reduce", "all", 2, 1, n, [t], True) for n, t in times.items())
+    path.write_text(comm.to_csv(samples))
     for wrong, text in (
         (["--comm", "absent.csv", "--forecast", "16"], "cannot read absent.csv"),
         (["--gpus-per-node", "4"], "no effect without --forecast"),
         (["--work", "some tokens"], "an amount and its unit, as"),
+        (["--work", "9 tokens", "--forecast", "16"], "measured images, as '1000 images'"),
+        (["--comm", str(path), "--forecast", "16"], "no line fits its sizes within 50 %"),
     ):
         assert cli.plot_main(["s", *wrong]) == 2
         assert text in capsys.readouterr().err
+    assert not (logs() / "s" / "forecast.csv").exists()

@@ -73,6 +73,7 @@ def test_each_log_is_a_run_and_none_is_dropped() -> None:
         (["--logs", ""], "no such file"),
         (["--size", "ranks"], "has no group"),
         (["--size", "ranks=("], "does not compile"),
+        (["--size", r"gpus=(\d+)"], "finds no number of ranks in any log"),
         (["--size", "(?P<gpus>[0-9]+)"], "must be one of"),
         (["--size", r"(?P<nodes>\d+)"], "finds nodes alone: name the group"),
         (["--size", r"nodes=(\d+)", "--gpus-per-node", "4"], "finds nodes alone: name the group"),

@@ -88,13 +88,9 @@ def read_logs(logs: GivenLogs) -> dict[str, dict[str, Any]]:
 def _read(run_id: str, path: Path, logs: GivenLogs) -> dict[str, Any]:
     """What one log holds."""
     records, pattern = read_log(path), logs.pattern
-    spec, start = recorded_spec(records), records.last("run_start")
-    size = _size_of(path, logs.size, logs.ranks_per_node)
+    spec = recorded_spec(records)
+    size = size_of(path, logs)
     series = size.pop("series", None) or (pattern.program or pattern.name if pattern else None)
-    if not size:  # as jobkit's own lines say it
-        numbers = {"ranks": start.get("world_size"), "nodes": start.get("nodes")}
-        known = {k: v for k, v in numbers.items() if type(v) is int and v > 0}
-        size = _shape(known, logs.ranks_per_node)
     # Of several ranks a log has the windows of rank 0 alone.
     ranks = size.get("world_size")
     observed = observed_of(path, _ANYWHERE, records, logs, pattern, ranks, by_pattern=True)
@@ -136,13 +132,13 @@ def _judged(
     return {"status": "ok", "reason": None if recorded == "ok" else unknown}
 
 
-def _size_of(path: Path, size: str, per_node: int | None) -> Row:
-    """The size of a run: from the name of its log, else from its first MiB; empty if in neither.
+def size_of(path: Path, logs: GivenLogs) -> Row:
+    """The size of a run: from its log's name, its first MiB, or jobkit's lines in it; else empty.
 
-    size: the expression; what its group series finds is there too. per_node: GPUs of a full node.
-    Raises UsageError where it takes too long.
+    What the group series of the expression finds is there too. Raises UsageError where it takes too
+    long.
     """
-    expression = regex.compile(size)
+    expression, per_node = regex.compile(logs.size), logs.ranks_per_node
     try:
         with open_log(path, _ANYWHERE) as stream:
             head = stream.read(_HEAD).decode("utf-8", "replace")
@@ -151,14 +147,17 @@ def _size_of(path: Path, size: str, per_node: int | None) -> Row:
     except OSError:
         return {}  # the reader of records says why
     except TimeoutError:
-        raise UsageError(f"--size {size!r}: took longer than {TIMEOUT_S:g} s") from None
-    if match is None:
-        return {}
-    found = {k: v for k, v in match.groupdict().items() if v}
-    if free := _free_group(expression):
+        raise UsageError(f"--size {logs.size!r}: took longer than {TIMEOUT_S:g} s") from None
+    found = {k: v for k, v in match.groupdict().items() if v} if match else {}
+    if match and (free := _free_group(expression)):
         found.setdefault("ranks", match[free] or "")
     series = {"series": found.pop("series")} if "series" in found else {}
-    return series | _shape({k: int(v) for k, v in found.items() if v.isdecimal()}, per_node)
+    if shape := _shape({k: int(v) for k, v in found.items() if v.isdecimal()}, per_node):
+        return series | shape
+    start = read_log(path).last("run_start")
+    known = {"ranks": start.get("world_size"), "nodes": start.get("nodes")}
+    known = {k: v for k, v in known.items() if type(v) is int and v > 0}
+    return series | _shape(known, per_node)
 
 
 def _free_group(size: Any) -> int | None:

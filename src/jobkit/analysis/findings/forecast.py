@@ -188,8 +188,13 @@ def forecast_lines(forecasts: Sequence[Forecast], table: pd.DataFrame) -> list[s
 
 
 def read_links(paths: Sequence[Path]) -> Links:
-    """The links in one comm.csv or several; raises UsageError for a file that is none."""
-    return links_of([line for path in paths for line in fit_lines(read_csv(path))])
+    """The links in one comm.csv or several; raises UsageError where none is usable."""
+    lines = [line for path in paths for line in fit_lines(read_csv(path))]
+    if not (good := [line for line in lines if not line.is_bad]):
+        raise UsageError(
+            "--comm: no line fits its sizes within 50 %: measure the links again on idle nodes"
+        )
+    return links_of(good)
 
 
 def links_of(lines: Sequence[Line]) -> Links:

@@ -81,6 +81,8 @@ def write_report(
     texts = results.runs["warnings_text"].dropna().str.split(" | ", regex=False).explode()
     counts = texts.value_counts(sort=False).sort_index()
     care += [f"warning of {counted(n, 'run')}: {text}" for text, n in counts.items()]
+    runs = [_run(row) for row in records(listed(results))]
+    filled = {head for _, cells in runs for head, cell in cells.items() if cell != NONE}
     captions = {figure.name: figure.caption for figure in FIGURES}
     html = environment.get_template("report.html.j2").render(
         study=results.name,
@@ -98,7 +100,7 @@ def write_report(
             if path.suffix == ".svg"
         ],
         forecast=forecast_rows(results, forecasts, reasons, of),
-        runs=[_run(row) for row in records(listed(results))],
+        runs=[(about, {h: c for h, c in cells.items() if h in filled}) for about, cells in runs],
         of_runs=len(results.runs),
         most=MAX_LISTED,
         facts=facts(results),

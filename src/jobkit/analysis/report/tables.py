@@ -223,7 +223,8 @@ def project_table(
         rows.append(cells)
     if not rows:
         measured = sorted({s.throughput_unit.partition("/")[0] for s in results.sizes})
-        raise UsageError(f"--work {work!r}: the study measured {' and '.join(measured)}")
+        units = " and ".join(measured)
+        raise UsageError(f"--work {work!r}: the study measured {units}, as '1000 {measured[0]}'")
     heads = ["series", unit, "nodes", "days per run", _hours(unit), "node-hours"]
     note = (
         f"{counted(count, 'run')} of {work.strip()} each, by the mean rate: {_beside(results)}. "
