@@ -73,7 +73,7 @@ def given_logs(args: argparse.Namespace) -> "GivenLogs":
             raise UsageError(f"--logs {word!r}: no such file")
         for path in logs:
             files.setdefault(path.resolve(), path.absolute())
-    logs = GivenLogs(
+    given = GivenLogs(
         files=tuple(files.values()),
         size=args.size,
         pattern=load_pattern(args.pattern) if args.pattern else None,
@@ -83,9 +83,9 @@ def given_logs(args: argparse.Namespace) -> "GivenLogs":
         warmup_steps=args.warmup_steps,
         scaling=args.scaling,
     )
-    if not any(size_of(path, logs) for path in logs.files):
-        raise UsageError(f"--size {logs.size!r} finds no number of ranks in any log or its name")
-    return logs
+    if not any(size_of(path, given) for path in given.files):
+        raise UsageError(f"--size {given.size!r} finds no number of ranks in any log or its name")
+    return given
 
 
 def logs_folder(name: str | None, words: Sequence[str]) -> Path:

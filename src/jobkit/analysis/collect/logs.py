@@ -155,8 +155,8 @@ def size_of(path: Path, logs: GivenLogs) -> Row:
     if shape := _shape({k: int(v) for k, v in found.items() if v.isdecimal()}, per_node):
         return series | shape
     start = read_log(path).last("run_start")
-    known = {"ranks": start.get("world_size"), "nodes": start.get("nodes")}
-    known = {k: v for k, v in known.items() if type(v) is int and v > 0}
+    numbers = {"ranks": start.get("world_size"), "nodes": start.get("nodes")}
+    known = {k: v for k, v in numbers.items() if type(v) is int and v > 0}
     return series | _shape(known, per_node)
 
 
