@@ -13,11 +13,20 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 from jobkit.paths import RunPaths
 from jobkit.payload import checkpoint
 from jobkit.payload.batches import Progress
-from jobkit.payload.checkpoint import Checkpoints, Corrupt, read_index
+from jobkit.payload.checkpoint import Checkpoint, Checkpoints, Corrupt, read_index
 from jobkit.spec.runspec import RunSpec
 
 CPU = torch.device("cpu")
@@ -196,3 +205,31 @@ def test_a_checkpoint_in_the_background_is_of_the_moment(
     trainer.progress = Progress(0, 0, 9)
     assert mine.save(trainer) and not mine.wait()
     assert "iteration 9 could not be written (Not a directory); the last is of 8" in told[-1]
+
+
+def index_of(ranks: int, tensors: int) -> Metadata:
+    """The index of a checkpoint of FSDP: each rank has a chunk of each tensor."""
+    entries, places = {}, {}
+    rows = [torch.Size([row, 0]) for row in range(ranks)]
+    for name in (f"optim.layer{i}.exp_avg" for i in range(tensors)):
+        chunks = [ChunkStorageMetadata(row, torch.Size([1, 4])) for row in rows]
+        entries[name] = TensorStorageMetadata(TensorProperties(), torch.Size([ranks, 4]), chunks)
+        for rank, row in enumerate(rows):
+            places[MetadataIndex(name, row, rank)] = _StorageInfo(f"__{rank}_0.distcp", 16, 16)
+    return Metadata(entries, storage_data=places, storage_meta=StorageMeta())
+
+
+@pytest.mark.parametrize(
+    ("ranks", "tensors", "padding"),
+    [(4, 10, 65 << 20), pytest.param(500, 1000, 0, marks=pytest.mark.long)],
+)
+def test_an_index_may_have_any_size(tmp_path: Path, ranks: int, tensors: int, padding: int) -> None:
+    """500 ranks of FSDP with some 300 parameters under AdamW have half a million chunks."""
+    index = index_of(ranks, tensors)
+    index.planner_data = bytes(padding)
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(index))
+    found = Checkpoint(tmp_path, Progress(), {}, {}, {}, read_index(tmp_path))
+    assert found.index.storage_data == index.storage_data
+    assert found.shapes == dict.fromkeys(
+        index.state_dict_metadata, (torch.Size([ranks, 4]), torch.float32)
+    )
