@@ -120,8 +120,8 @@ PANELS: dict[str, list[tuple[str, str, list[float], float | None]]] = {
         ("throughput (images/s)", "log", [1020, 1938, 3774], 4080),
         ("throughput per process (images/s)", "linear", [1020, 969, 943.5], 1020),
     ],
-    "speed_up": [(f"speed-up\n{OF_DDP}", "log", [1, 1.9, 3.7], 4)],
-    "efficiency": [(f"parallel efficiency\n{OF_DDP}", "linear", [1, 0.95, 0.925], 1)],
+    "speed_up": [("speed-up", "log", [1, 1.9, 3.7], 4)],
+    "efficiency": [("parallel efficiency", "linear", [1, 0.95, 0.925], 1)],
     "time_to_accuracy": [("time to 73% accuracy (s)", "log", GOAL, GOAL[0] / 4)],
     "peak_memory": [("peak memory per process, resident (MiB)", "linear", [902] * 3, None)],
     "loss_and_accuracy_by_size": [
@@ -137,6 +137,7 @@ def test_a_value_over_sizes_with_its_ideal(name: str, strong: Results) -> None:
     text = figure._suptitle.get_text() + figure.axes[0].get_title(loc="left")
     for words in ("s: ", "Some Processor", "auto", "global batch 512", "3 repeats"):
         assert words in text
+    assert (OF_DDP in text) == (name in ("speed_up", "efficiency"))
     for axes, (label, scale, medians, ideal) in zip(figure.axes, PANELS[name], strict=True):
         assert (axes.get_ylabel(), axes.get_yscale(), axes.get_xscale()) == (label, scale, "log")
         assert ticks(axes) == ["1", "2", "4"] and sizes_of(axes) == [[1, 2, 4]] * 2
@@ -188,7 +189,7 @@ def test_runs_that_are_not_ok_are_marked_at_their_size() -> None:
         (axes,) = made(size_figure(results, name)).axes
         (cross,) = labelled(axes, FAILED)
         assert list(cross.get_xdata()) == [8]
-        assert [t.get_text() for t in axes.texts] == ["fsdp: oom"]
+        assert [t.get_text() for t in axes.texts] == ["1 oom"]
         assert sizes_of(axes) == [[1], [1, 8]]
         # No point of a line lies so low that a mark could hide it.
         low = min(min(values(line)) for line in measured(axes))

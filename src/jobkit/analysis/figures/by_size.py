@@ -5,7 +5,6 @@ or, of a value without one, the range of the repeats. At the end, all series at 
 """
 
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
@@ -24,7 +23,6 @@ from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.text import counted, counted_ranks
 from jobkit.spec.runspec import ONE_RANK
 
-_MAX_NAMED = 6  # series with runs that are not ok, named beside a cross
 _MAX_BARS = 12  # under each other
 Values = tuple[float, ...]  # of each repeat, or one of their size
 
@@ -81,11 +79,13 @@ def size_figure(results: Results, name: str, forecasts: Sequence[Forecast] = ())
         return None
     shown = list(dict.fromkeys(kind for _, kind, _ in known))
     words = _words(results, [s for kind in shown for s in kinds[kind]])
-    labels = [panel.label.format(**words, rate=unit) for panel, (_, unit), _ in known]
-    titles = dict.fromkeys(re.split(r" \(|\n", label)[0] for label in labels)
+    texts = [panel.label.format(**words, rate=unit).split("\n") for panel, (_, unit), _ in known]
+    labels = [text[0] for text in texts]
+    titles = dict.fromkeys(label.split(" (")[0] for label in labels)
     rows = len(shown) if len(known) == 2 * len(shown) else 1  # a row for each kind
     title = f"{results.name}: {' and '.join(titles)}"
-    figure, axes = style.new_figure(len(known) // rows, title, style.subtitle(results), rows)
+    subtitle = "\n".join([style.subtitle(results), *texts[0][1:]])
+    figure, axes = style.new_figure(len(known) // rows, title, subtitle, rows)
     look = style.looks(s.series for s in results.sizes if s.world_size)
     several = len({scaling for scaling, _ in shown}) > 1
     for panel_axes, label, (panel, kind, values) in zip(axes, labels, known, strict=True):
@@ -201,6 +201,8 @@ def _scale(axes: Axes, panel: Panel) -> None:
         axes.set_yscale("log", base=2 if panel.scale == "ratio" else 10)
         axis.set_minor_locator(ticker.NullLocator())
     low, high = axes.get_ylim()
+    if panel.scale == "ratio" and high / low < 4:
+        axis.set_major_locator(ticker.AutoLocator())
     if panel.scale == "log":
         if high / low < 2:  # noise does not fill the page
             middle = math.sqrt(low * high)
@@ -223,21 +225,18 @@ def _scale(axes: Axes, panel: Panel) -> None:
 
 
 def mark_not_ok(axes: Axes, sizes: Sequence[Size]) -> None:
-    """Mark the sizes with runs that are not ok: a cross at the lower edge and their status."""
-    marks: dict[int, list[str]] = {}
+    """Mark the sizes with runs that are not ok: a cross at the lower edge and their statuses."""
+    marks: dict[int, Counter[str]] = {}
     for size in sizes:
         if size.not_ok:
-            counts = sorted(Counter(size.not_ok).items())
-            text = ", ".join(s if c == 1 else f"{c} {s}" for s, c in counts)
-            marks.setdefault(size.devices or 0, []).append(f"{style.short(size.series)}: {text}")
-    last = max(s.devices or 0 for s in sizes)
-    place = axes.get_xaxis_transform()
-    for n, texts in marks.items():
+            marks.setdefault(size.devices or 0, Counter()).update(size.not_ok)
+    place, last = axes.get_xaxis_transform(), max(s.devices or 0 for s in sizes)
+    for n, counts in marks.items():
         axes.plot(n, 0.04, **style.NOT_OK, transform=place, zorder=4, label=style.FAILED)
-        shown = texts if len(texts) <= _MAX_NAMED else [f"{len(texts)} series"]
+        text = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
         beside: Any = {"ha": "right", "xytext": (-8, -4)} if n == last else {"xytext": (8, -4)}
         beside |= {"xycoords": place, "textcoords": "offset points", "fontsize": 8}
-        axes.annotate("\n".join(shown), (n, 0.04), color="#333333", **beside)
+        axes.annotate(text, (n, 0.04), color="#333333", **beside)
     if marks:
         axes.margins(y=0.15)  # no mark hides a point
 

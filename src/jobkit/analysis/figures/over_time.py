@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -105,9 +106,12 @@ def load_figure(results: Results) -> Figure | None:
         for series in shown:
             own: Any = look[series] | {"marker": "", "lw": 1.2}
             samples = known[first[series]].dropna(subset=[name])
-            for _, of_rank in samples.groupby(["attempt", "rank"]):
-                x, y = (of_rank.sort_values("at_s")[k].to_numpy(float) for k in ("at_s", name))
-                panel.plot(x, y / share, **own)
+            for _, of_rank in samples.sort_values("at_s").groupby(["attempt", "rank"]):
+                x = of_rank["at_s"].to_numpy(float)
+                panel.plot(x, of_rank[name].to_numpy(float) / share, **own)
+                if name == "cpu_busy":
+                    other: Any = own | {"ls": ":", "lw": 0.9, "label": style.OTHERS}
+                    panel.plot(x, of_rank["other_load"].to_numpy(float, na_value=np.nan), **other)
         panel.set_ylim(0, 1.05 if name == load else None)
         panel.set_ylabel(label)
         panel.set_xlabel("time since the first sample (s)")
