@@ -14,7 +14,7 @@ from jobkit.analysis.collect.results import Results
 from jobkit.analysis.collect.rows import WALL_TIME
 from jobkit.analysis.figures.by_size import ends_of, lines_of
 from jobkit.analysis.figures.style import subtitle
-from jobkit.analysis.findings.verdict import verdict
+from jobkit.analysis.findings.verdict import MAX_WORDS, verdict
 from jobkit.analysis.report.report import MAX_LISTED, listed
 from jobkit.analysis.report.tables import project_table, proposal_table, thread_lines
 from jobkit.analysis.scaling.sizes import SEVERAL_STARTS
@@ -134,14 +134,14 @@ CASES: dict[str, tuple[Callable[[], Results], list[str], list[str]]] = {
     ),
     "two of three failed": (
         lambda: study(GOOD, sending, failing("failed", "rank 3: NCCL timeout", 1)),
-        ["Request 4 GPUs", "(1 of 3 runs)",
+        ["Request 4 GPUs", "on 8 GPUs 2 of 3 runs failed (NCCL timeout)", "(1 of 3 runs)",
          "10 of 12 runs ok; ddp on 8 GPUs: 2 of 3 failed (NCCL timeout)."], ["Request 8"],
     ),
     "all failed": (  # two of three alike, and the third is the last by its letters
         lambda: study(GOOD, sending, lambda row: failing("oom", (
             *["rank 3: torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB"] * 2,
             "rank 5: OSError: no space left")[row["repeat"]], 0)(row)),
-        ["Request 4 GPUs", "ddp on 8 GPUs: 3 of 3 failed (CUDA out of memory)"], ["8 GPUs with"],
+        ["Request 4 GPUs", "on 8 GPUs 3 of 3 runs failed (CUDA out of memory)"], ["8 GPUs with"],
     ),
     "other devices": (
         lambda: study((1, 0.98, 0.95, 0.461), calm, at_8(device="V100")),
@@ -249,7 +249,7 @@ def test_a_study_of_known_cause_gets_the_lines_of_an_expert(name: str) -> None:
         assert text in page[at:], page
         at += page[at:].index(text)
     assert not [text for text in never if text in page]
-    assert len(said) <= 5 and len(page.split()) <= 100
+    assert len(said) <= 5 and len(page.split()) <= MAX_WORDS
     # The table that is handed in has the caveats too.
     table = proposal_table(results, "GPUs").latex().replace("\\%", "%").replace("{[}", "[")
     first = said[0].rstrip(".").split("; ")[1:]
@@ -329,8 +329,8 @@ def test_runs_that_go_on_have_not_failed() -> None:
     for row, status in zip(rows[-3:], ("running", "pending", "running"), strict=True):
         row |= {"status": status, "reason": "process 22486", "images_per_s": None}
     page = "\n".join(verdict(results_from(frame(rows, RESULTS)), "GPUs"))
+    assert "; on 4 GPUs 2 of 2 runs are not finished" in page and "failed" not in page
     assert "3 of 6 runs ok; ddp on 4 GPUs: 2 of 2 not finished; ddp on 2 GPUs: 1 of 2" in page
-    assert "failed" not in page
 
 
 def test_a_series_that_is_not_compared_keeps_no_other_from_being_requested() -> None:

@@ -53,6 +53,7 @@ def caveats(results: Results, unit: str, request: Size | None = None) -> list[Ca
     slow = list(_slow_nodes(results, request))
     return [
         *_before_all(results, compared, unit),
+        *_failed(results, own, series is None, unit),
         *_accuracy(results, compared, unit),
         *slow,
         *_different(results, compared, unit),
@@ -102,6 +103,17 @@ def _before_all(results: Results, compared: Sequence[Size], unit: str) -> Iterat
         verb = "is" if who == "1 GPU" else "are"
         text = f"the host is the limit: {who} {verb} busy {worst.gpu_busy:.0%} of the time"
         yield Caveat(text, first=True)
+
+
+def _failed(results: Results, own: Sequence[Size], named: bool, unit: str) -> Iterator[Caveat]:
+    """The size of which most runs failed, and why."""
+    if bad := [s for s in own if s.not_ok]:
+        worst = max(bad, key=lambda s: (len(s.not_ok) / s.runs_planned, s.world_size or 0))
+        of = f" with {worst.series}" if named else ""
+        verb = outcome_of(results, worst)
+        verb = verb if verb.startswith("failed") else f"are {verb}"
+        count = f"{len(worst.not_ok)} of {worst.runs_planned} runs"
+        yield Caveat(f"on {where(worst, unit)}{of} {count} {verb}")
 
 
 def outcome_of(results: Results, size: Size) -> str:
@@ -330,6 +342,8 @@ def _few(results: Results, compared: Sequence[Size], unit: str) -> Iterator[Cave
     if base and all(len(s.rates) < 2 for s in compared):
         of = f" of {base.series}" * (len({s.series for s in results.sizes}) > 1)
         yield Caveat(f"one run a size{of}: differences may be chance")
+    elif base and len(base.rates) == 1:
+        yield Caveat(f"the base, {where(base, unit)}, is one run: repeat it")
     several = [s for s in compared if (s.devices or 0) > 1]
     top = max(several, key=lambda s: s.efficiency or 0, default=None)
     if top and base and (top.efficiency or 0) > _ABOVE_IDEAL:

@@ -1,4 +1,4 @@
-"""The five lines that a study comes to.
+"""The five lines that a study comes to, at most 100 words.
 
 What to request, the fastest, where efficiency falls and why, what learning and memory do, and how
 many runs are ok. A line that has nothing to say is left out.
@@ -31,7 +31,8 @@ from jobkit.analysis.scaling.sizes import Size, fewest_nodes
 from jobkit.analysis.tables.text import counted, rounded, say, say_accuracy, some
 
 LEAST = 0.8  # the parallel efficiency that a size to request must have
-_MAX_CAVEATS = 2  # in the first line; the table of the report has all of them as its notes
+MAX_WORDS = 100
+_MIN_CAVEATS = 2  # that stand in the first line however long the others are
 _SHOWN = 3  # series
 _AT = " at 95%"  # the confidence of an interval
 _SHORT_S = 0.001  # below it, what an epoch costs is no help
@@ -56,13 +57,25 @@ def verdict(results: Results, unit: str, least: float = LEAST) -> list[str]:
     others = [
         f"Fastest: {'. '.join(parts)}." if parts else "",
         _limits(results, measured, unit, least),
-        f"{_learning(results, unit, requests[0][1])} {_memory(results, unit)}".strip(),
+        _learning(results, unit, requests[0][1]),
         _runs(results, unit),
     ]
+    said = [*others, *(text for text, _ in requests)]
+    said += [c.text for _, doubts in requests for c in doubts[:_MIN_CAVEATS]]
+    words = len(" ".join(said).split())
+    memory = _memory(results, unit)
+    if words + len(memory.split()) <= MAX_WORDS:  # it has a figure, and is the first to go
+        words += len(memory.split())
+        others[2] = f"{others[2]} {memory}".strip()
     first = []
     for title, (text, doubts) in zip(titles, requests, strict=True):
-        before = "".join(f"{c.text[0].upper()}{c.text[1:]}. " for c in doubts if c.first)
-        clauses = [text, *[c.text for c in doubts if not c.first][:_MAX_CAVEATS]]
+        before, clauses = "", [text]
+        for i, caveat in enumerate(doubts):
+            words += len(caveat.text.split()) if i >= _MIN_CAVEATS else 0
+            if caveat.first:
+                before += f"{caveat.text[0].upper()}{caveat.text[1:]}. "
+            elif i < _MIN_CAVEATS or words <= MAX_WORDS:
+                clauses.append(caveat.text)
         first.append(f"{title}{before}{'; '.join(clauses)}.")
     return [" ".join(first), *filter(None, others)]
 
@@ -161,7 +174,8 @@ def _request(
         text += f", {size.mean_time_s:.3g} s{hours} per {size.time_of}"
     if _unsure(size, least, doubts) and (size.efficiency_low or 0) <= least:
         small = f"{base.devices} and " if same else ""
-        text += f"; undecided whether above {least:.0%}: repeat {small}{_short(size, unit)}"
+        undecided = f"undecided whether above {least:.0%}: repeat {small}{_short(size, unit)}"
+        doubts = [Caveat(undecided), *doubts]
     return text, doubts
 
 
