@@ -340,7 +340,7 @@ def _few(results: Results, compared: Sequence[Size], unit: str) -> Iterator[Cave
     """Sizes of one run, and an efficiency above ideal."""
     base = base_of(results, compared[-1]) if compared else None
     if base and all(len(s.rates) < 2 for s in compared):
-        of = f" of {base.series}" * (len({s.series for s in results.sizes}) > 1)
+        of = f" of {base.series}" * any(len(s.rates) > 1 for s in results.sizes)
         yield Caveat(f"one run a size{of}: differences may be chance")
     elif base and len(base.rates) == 1:
         yield Caveat(f"the base, {where(base, unit)}, is one run: repeat it")
