@@ -11,11 +11,11 @@ import torch
 
 from jobkit.analysis.collect.why import breakdown
 from jobkit.analysis.tables.frames import Row
-from jobkit.payload.clock import Clock, StepWindows
+from jobkit.payload.clock import StepWindows
 from jobkit.payload.place import RankEnv
 from jobkit.payload.report import Reporter
 from jobkit.payload.strategies.ddp import _empty_in_fp32
-from jobkit.payload.train import Trainer
+from jobkit.payload.train import Clock, Trainer
 from jobkit.spec.runspec import RunSpec
 from support.cuts import final
 from support.rigs import Result, Start

@@ -2,8 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,16 +12,71 @@ import torch
 import torch.nn.functional as F
 
 from jobkit.payload.batches import Batches, DeviceData, Progress, Step, share
-from jobkit.payload.clock import Clock, StepWindows
+from jobkit.payload.clock import StepWindows
 from jobkit.payload.device import peak_memory_mib
 from jobkit.payload.distributed import Group
 from jobkit.payload.recipe import predict_flipped
 from jobkit.payload.report import Reporter
 from jobkit.payload.strategies import Strategy
-from jobkit.program.why import OWN
+from jobkit.program.process import synchronised_s
+from jobkit.program.why import DATA, OWN
 from jobkit.spec.runspec import RunSpec
 
 Observer = Callable[["Trainer", Step], None]  # measures an iteration, and changes nothing in it
+
+
+class Clock:
+    """Wall time of the timed iterations and, of it, the wait for batches.
+
+    Tells the windows of the same iterations of waits and pauses.
+    """
+
+    def __init__(self, windows: StepWindows) -> None:
+        self._windows = windows
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what was measured, and start again."""
+        self._end: float | None = None
+        self.return_to((0, 0.0, 0.0))
+
+    def so_far(self) -> tuple[int, float, float]:
+        """Images, seconds, and seconds of waiting for data so far."""
+        return self.images, self.elapsed_s(), self.data_wait_s
+
+    def return_to(self, before: tuple[int, float, float]) -> None:
+        """Forget what happened since a call of so_far."""
+        self.images, elapsed_s, self.data_wait_s = before
+        self._start = synchronised_s() - elapsed_s
+
+    @contextmanager
+    def paused(self, skip: bool = False) -> Iterator[None]:
+        """Exclude what happens inside, such as the writing of a checkpoint; skip: an iteration."""
+        before = self.so_far()
+        if skip:
+            self._windows.skip()
+        self._windows.pause()
+        yield
+        self._windows.resume()
+        self.return_to(before)
+
+    @contextmanager
+    def waiting_for_data(self) -> Iterator[None]:
+        """Count what happens inside as wait for data; the device is not synchronised here."""
+        start = time.perf_counter()
+        with self._windows.span(DATA):
+            yield
+        waited_s = time.perf_counter() - start
+        self.data_wait_s += waited_s
+        self._windows.waited(waited_s)
+
+    def stop(self) -> None:
+        """End the measurement once the device has done all its work."""
+        self._end = synchronised_s()
+
+    def elapsed_s(self) -> float:
+        """Seconds from the start to the stop, or to now, all work on the device included."""
+        return (synchronised_s() if self._end is None else self._end) - self._start
 
 
 @dataclass
