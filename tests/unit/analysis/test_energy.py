@@ -133,7 +133,12 @@ def test_energy_is_in_the_tables_and_load_and_memory_are_drawn_over_time() -> No
     assert list(table.heads[-2:]) == ["J per image (gpu)", "kWh per epoch"]
     assert list(table.rows[0][-2:]) == ["2.00", "0.0278"]
     seen = [
-        {"run_id": run_id, **one, "memory_mib": None if one["at_s"] == 3 else 2048.0}
+        {
+            "run_id": run_id,
+            **one,
+            "other_load": 0.3 if rank else None,
+            "memory_mib": None if one["at_s"] == 3 else 2048.0,
+        }
         for run_id in results.runs["run_id"]
         for rank in (0, 1)
         for one in samples(rank)
@@ -141,7 +146,7 @@ def test_energy_is_in_the_tables_and_load_and_memory_are_drawn_over_time() -> No
     figure = load_figure(replace(results, samples=frame(seen, SAMPLES)))
     assert figure is not None
     busy, memory = figure.axes
-    assert [len(axes.lines) for axes in (busy, memory)] == [2, 2]
+    assert [len(axes.lines) for axes in (busy, memory)] == [3, 2]
     assert busy.lines[0].get_ydata().max() == 1.0 and set(memory.lines[0].get_ydata()) == {2.0}
 
 

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -109,9 +108,10 @@ def load_figure(results: Results) -> Figure | None:
             for _, of_rank in samples.sort_values("at_s").groupby(["attempt", "rank"]):
                 x = of_rank["at_s"].to_numpy(float)
                 panel.plot(x, of_rank[name].to_numpy(float) / share, **own)
-                if name == "cpu_busy":
+                others = of_rank.dropna(subset=["other_load"])
+                if name == "cpu_busy" and len(others):
                     other: Any = own | {"ls": ":", "lw": 0.9, "label": style.OTHERS}
-                    panel.plot(x, of_rank["other_load"].to_numpy(float, na_value=np.nan), **other)
+                    panel.plot(*others[["at_s", "other_load"]].to_numpy(float).T, **other)
         panel.set_ylim(0, 1.05 if name == load else None)
         panel.set_ylabel(label)
         panel.set_xlabel("time since the first sample (s)")
