@@ -145,7 +145,8 @@ CASES: dict[str, tuple[Callable[[], Results], list[str], list[str]]] = {
     ),
     "two of three cancelled": (
         lambda: study(GOOD, sending, failing("cancelled", "Slurm job 7: CANCELLED by 1000", 1)),
-        ["10 of 12 runs ok; ddp on 8 GPUs: 2 of 3 cancelled."], ["failed"],
+        ["on 8 GPUs 2 of 3 runs were cancelled",
+         "10 of 12 runs ok; ddp on 8 GPUs: 2 of 3 cancelled."], ["failed"],
     ),
     "other devices": (
         lambda: study((1, 0.98, 0.95, 0.461), calm, at_8(device="V100")),

@@ -33,6 +33,7 @@ _SLOW_NODE = 0.04  # how much slower runs on some nodes are
 _BY_CHANCE, _DRAWS, _MAX_DRAWN = 0.1, 200, 1000  # that slow runs have nodes of their own
 _FELL, _POINTS, _LOSS = 0.01, 0.005, 0.01  # of accuracy: to tune, worth a word; the same of a loss
 _SHOWN = 4
+_ENDED = ("cancelled", "preempted")  # by the scheduler or its user: nothing failed
 _INFERRED = "inferred"  # of the work of a step: nobody has stated it
 
 
@@ -111,7 +112,8 @@ def _failed(results: Results, own: Sequence[Size], named: bool, unit: str) -> It
         worst = max(bad, key=lambda s: (len(s.not_ok) / s.runs_planned, s.world_size or 0))
         of = f" with {worst.series}" if named else ""
         verb = outcome_of(results, worst)
-        verb = verb if verb.startswith("failed") else f"are {verb}"
+        verb = f"were {verb}" if verb in _ENDED else verb
+        verb = verb if verb.startswith(("failed", "were")) else f"are {verb}"
         count = f"{len(worst.not_ok)} of {worst.runs_planned} runs"
         yield Caveat(f"on {where(worst, unit)}{of} {count} {verb}")
 
@@ -121,7 +123,7 @@ def outcome_of(results: Results, size: Size) -> str:
     if all(status in UNDER_WAY for status in size.not_ok):
         return "not finished"
     status, reason = mode(size.not_ok), reason_of(results, size)
-    if status in ("cancelled", "preempted", "missing"):
+    if status in _ENDED:
         return status
     return status if reason == status else f"failed ({reason})"
 
