@@ -126,8 +126,11 @@ def test_an_evaluation_is_in_no_rate_and_unknown_nodes_are_in_no_cost(
 ) -> None:
     """Each evaluation falls on a logged line, whose time would count ten times too often."""
     wait = "step {0}: train loss 2, val loss 2\niter {0}: loss 2, time 30000ms, mfu 1.00%\n"
+    twice = "".join(
+        2 * line for line in wait.format(60).splitlines(keepends=True)
+    )  # as by two loggers
     logs = {
-        f"n{n}": nanogpt(ms, f"ranks={n}") + wait.format(60) + "iter 70: loss 2, time nanms, mfu 1%"
+        f"n{n}": nanogpt(ms, f"ranks={n}") + twice + "iter 70: loss 2, time nanms, mfu 1%"
         for n, ms in ((1, 800.0), (8, 107.0), (16, 58.0), (32, 33.0))
     }
     results = collected(*NANOGPT, **logs)

@@ -36,7 +36,7 @@ class Observation:
     data_wait_s: float | None = None
     memory_mib: float | None = None
     warmup: bool = False
-    evaluated: bool = False  # an evaluation may be in its time
+    evaluated: bool = field(default=False, compare=False)  # an evaluation may be in its time
     percentiles: dict[str, float] = field(default_factory=dict)  # of single steps: PERCENTILES
     values: dict[str, Any] = field(default_factory=dict)  # free columns
 
