@@ -262,7 +262,8 @@ def start(prepared: Launch) -> None:
 def dry_run(plan: Plan, request: LaunchRequest) -> int:
     """Print each command or batch script of a launch; write nothing."""
     prepared = prepare(plan, request, ask=False)
-    for note in (*prepared.plan.notes, *prepared.notes):
+    plan = prepared.plan
+    for note in (*plan.notes, *prepared.notes):
         print(f"# note: {note}")
     for run_id in plan.runs:
         if run_id not in prepared.run_ids:

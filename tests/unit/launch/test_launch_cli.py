@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from jobkit.launch import cli
+from jobkit.spec.study import Study
 from support.place import script
 
 
@@ -116,6 +117,13 @@ def test_each_run_of_a_command_has_a_folder_of_its_own(logs: Path, capsys) -> No
         command = ["python", "-c0", f"--out={folder}/out", "{kept}", odd]
         assert words[words.index("--") + 1 :] == command
     assert not logs.exists()
+
+
+def test_a_dry_run_has_the_work_that_the_study_stated_before(capsys) -> None:
+    work = {"unit": "images", "per_step": 512}
+    Study.of_command(("true",), name="own", gpus=(1,), work=work).expand().save()
+    (words,) = dry_run(capsys, "--gpus=2", "--repeats=1", "--name=own", "--", "true")
+    assert value(words, "--work-per-step") == "512"
 
 
 def test_a_script_that_is_not_there_is_refused_for_slurm_too(capsys) -> None:
