@@ -116,6 +116,12 @@ def test_how_a_rank_ended_is_told(run, place, code, exits, status, reason) -> No
     assert [outcome[k] for k in ("exit_code", "status", "reason")] == [exits, status, reason]
 
 
+def test_a_rank_that_kills_its_process_group_is_the_one_that_failed(run: Kit) -> None:
+    text = "[[ $RANK == 1 ]] && kill -9 0; sleep 60 & wait"
+    assert run("--nproc-per-node=2", "--", "bash", "-c", text).returncode == 137
+    assert run.outcome()["reason"] == "rank 1: ended by SIGKILL"
+
+
 @place
 def test_a_crash_is_started_again_as_often_as_was_said(run: Kit, place: str) -> None:
     command = ["--max-restarts", "2", "--", "bash", "-c"]

@@ -209,6 +209,8 @@ def follow(run: Run, children: Children, signals: Signals) -> int:
                 children.kill()
                 may_hang = False
     end_descendants(grace_s=children.grace_s)
+    if children.failed and not run.allocation and not by_torchrun:
+        note_killed(run, children, children.failed[0])
     if run.job is not None:
         run.job["ranks_together"] = watch.found if watch else None
     return children.failed[1] if children.failed else 0
@@ -222,6 +224,18 @@ def read_note(path: Path) -> str | None:
     with contextlib.suppress(OSError):
         return read_regular(path, 1 << 16, follow=False).decode(errors="replace").strip()
     return None
+
+
+def note_killed(run: Run, children: Children, rank: int) -> None:
+    """Note the end of a rank whose shell was killed, as of all in its process group.
+
+    It noted nothing: the others did, which were asked to end because of it.
+    """
+    path = run.paths.attempts / str(run.attempt) / "failed"
+    killed = children.processes[rank].returncode == -signal.SIGKILL
+    if killed and (read_note(path) or "143 ").startswith("143 "):
+        who = "" if run.launcher == "once" else f"rank {run.machine * run.ranks + rank}: "
+        write_whole(path, f"137 {who}ended by SIGKILL\n")
 
 
 def judge(run: Run, code: int) -> int:
