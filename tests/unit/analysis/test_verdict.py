@@ -82,7 +82,7 @@ def at_8(**values: Any) -> Change:
     return lambda row: row.update(values) if row["world_size"] == 8 else None
 
 
-def failing(status: str, reason: str, from_repeat: int) -> Change:
+def failing(status: str, reason: str | None, from_repeat: int) -> Change:
     gone = {"status": status, "reason": reason, "images_per_s": None, "time_per_epoch_s": None}
     return lambda row: at_8(**gone)(row) if row["repeat"] >= from_repeat else None
 
@@ -147,6 +147,12 @@ CASES: dict[str, tuple[Callable[[], Results], list[str], list[str]]] = {
         lambda: study(GOOD, sending, failing("cancelled", "Slurm job 7: CANCELLED by 1000", 1)),
         ["on 8 GPUs 2 of 3 runs were cancelled",
          "10 of 12 runs ok; ddp on 8 GPUs: 2 of 3 cancelled."], ["failed"],
+    ),
+    "one cancelled, one failed, one waits": (
+        lambda: study(GOOD, sending, lambda row: failing(*(
+            ("cancelled", "Slurm job 7: CANCELLED by 1000"), ("pending", None),
+            ("oom", "CUDA out of memory"))[row["repeat"]], 0)(row)),
+        ["on 8 GPUs 3 of 3 runs failed (CUDA out of memory)"], ["cancelled"],
     ),
     "other devices": (
         lambda: study((1, 0.98, 0.95, 0.461), calm, at_8(device="V100")),

@@ -122,7 +122,9 @@ def outcome_of(results: Results, size: Size) -> str:
     """What became of the runs of a size that are not ok: missing, or failed with a reason."""
     if all(status in UNDER_WAY for status in size.not_ok):
         return "not finished"
-    status, reason = mode(size.not_ok), reason_of(results, size)
+    # Of as many the one that says why.
+    status = mode(sorted(size.not_ok, key=(*_ENDED, *UNDER_WAY).__contains__))
+    reason = reason_of(results, size)
     if status in _ENDED:
         return status
     return status if reason == status else f"failed ({reason})"
