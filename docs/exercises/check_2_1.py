@@ -42,7 +42,10 @@ def work(me, path):
         mine = load(path, "setup", "cleanup")
         plain = call(mine)
         with mock.patch.multiple(
-            torch.cuda, is_available=lambda: True, device_count=lambda: 1, set_device=lambda _: None
+            torch.cuda,
+            is_available=lambda: True,
+            device_count=lambda: 1,
+            set_device=lambda device: None,
         ):
             gpu = call(mine)
     join_group(me, WORLD, "end")

@@ -5,6 +5,7 @@ is kept, the promise, and what was found.
 """
 
 import importlib
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -13,6 +14,9 @@ from types import SimpleNamespace
 import torch.distributed as dist
 
 from ranks import RankError, on_ranks
+
+# What Gloo says when another rank has ended, or does not come.
+ALONE = re.compile(r"timed? ?out|connection (closed|reset)|peer", re.IGNORECASE)
 
 
 class MissingError(Exception):
@@ -37,8 +41,10 @@ def check(number, path):
         place = f", line {error.line}" if error.line else ""
         kind, _, detail = error.text.partition(": ")
         if kind == "NotImplementedError":
-            return [(False, f"{detail} is not completed{place}")]
+            return [(False, f"{detail or 'a function'} is not completed{place}")]
         text = detail if kind == "MissingError" else error.text
+        if kind != "TypeError" and ALONE.search(text):
+            text = f"waited for the other rank, which did not come: {text}"
         return [(False, f"rank {error.rank}{place}: {text}")]
     return [(ok, text if ok else f"{text}: {found}") for ok, text, found in promises]
 

@@ -58,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     exercises = read_exercises()
     skeletons = {path.stem: path for path in sorted((FOLDER / "skeletons").glob("*.txt"))}
     if args.skeleton or args.check:
+        if args.number is None:
+            raise UsageError("which exercise? as: python -m jobkit exercise 4.1 --check FILE")
         one_of("exercise with a file to complete", args.number, skeletons)
     if args.number is None:
         print("exercises (docs/exercises has the questions):")

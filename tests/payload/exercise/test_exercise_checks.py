@@ -7,6 +7,7 @@ import pytest
 
 import checking
 from jobkit.exercise import FOLDER
+from ranks import RankError
 
 pytestmark = pytest.mark.usefixtures("fork_server")
 # What solves an exercise and is not in its skeleton: no check may name it.
@@ -28,7 +29,7 @@ def setup():
     gpu = torch.cuda.is_available()
     device = torch.device("cuda", local_rank) if gpu else torch.device("cpu")
     if gpu:
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(device=device)
     dist.init_process_group("nccl" if gpu else "gloo", rank=rank, world_size=world_size)
     return rank, local_rank, world_size, device
 
@@ -186,3 +187,17 @@ def test_a_mistake_is_named_and_not_solved(number, old, new, text, tmp_path: Pat
 def test_a_file_that_cannot_be_run_is_one_remark(source: str, said: str, tmp_path: Path) -> None:
     (text,) = mistakes("5.1", source, tmp_path)
     assert said in text
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [("RuntimeError: [pair.cc:1] Timed out waiting 20000ms", "waited for the other rank, which"),
+     ("NotImplementedError", "a function is not completed")],
+)  # fmt: skip
+def test_what_ended_a_rank_is_said_in_words(monkeypatch, error: str, said: str) -> None:
+    def fail(*_args, **_words) -> None:
+        raise RankError(1, error)
+
+    monkeypatch.setattr(checking, "on_ranks", fail)
+    ((ok, text),) = checking.check("3.1", "mine.py")
+    assert not ok and said in text
