@@ -54,19 +54,20 @@ def verdict(results: Results, unit: str, least: float = LEAST) -> list[str]:
     requests = [_request(results, sizes, unit, least) for sizes in kinds.values()]
     fastest = [_fastest(results, sizes, unit, least) for sizes in kinds.values()]
     parts = [f"{title}{text}" for title, text in zip(titles, fastest, strict=True) if text]
+    changed, steady = _learning(results, unit, requests[0][1])
     others = [
         f"Fastest: {'. '.join(parts)}." if parts else "",
         _limits(results, measured, unit, least),
-        _learning(results, unit, requests[0][1]),
+        changed,
         _runs(results, unit),
     ]
     said = [*others, *(text for text, _ in requests)]
     said += [c.text for _, doubts in requests for c in doubts[:_MIN_CAVEATS]]
     words = len(" ".join(said).split())
-    memory = _memory(results, unit)
-    if words + len(memory.split()) <= MAX_WORDS:  # it has a figure, and is the first to go
-        words += len(memory.split())
-        others[2] = f"{others[2]} {memory}".strip()
+    for text in (steady, _memory(results, unit)):  # they have a figure, and are the first to go
+        if words + len(text.split()) <= MAX_WORDS:
+            words += len(text.split())
+            others[2] = f"{others[2]} {text}".strip()
     first = []
     for title, (text, doubts) in zip(titles, requests, strict=True):
         before, clauses = "", [text]
@@ -276,8 +277,8 @@ def _short(size: Size, unit: str) -> str:
     return where(replace(size, nodes=1), unit)
 
 
-def _learning(results: Results, unit: str, doubts: Sequence[Caveat]) -> str:
-    """What loss and accuracy do with the size, unless a caveat has said it."""
+def _learning(results: Results, unit: str, doubts: Sequence[Caveat]) -> tuple[str, str]:
+    """What loss and accuracy do with the size, unless a caveat has said it; which do nothing."""
     parts, steady = list[str](), list[str]()
     for column, (name, form) in _MEASURES.items():
         found = changes(results, results.sizes, column)
@@ -291,10 +292,10 @@ def _learning(results: Results, unit: str, doubts: Sequence[Caveat]) -> str:
             f"{name} {verb} from {form(change.before)} to {form(change.after)} on "
             f"{_short(change.size, unit)} ({change.size.series})"
         )
-    if steady:
-        parts.append(f"{' and '.join(steady)} {'do' if len(steady) > 1 else 'does'} not change")
-    text = "; ".join(parts)
-    return f"{text[0].upper()}{text[1:]}." if text else ""
+    verb = "do" if len(steady) > 1 else "does"
+    same = f"{' and '.join(steady)} {verb} not change." if steady else ""
+    text = f"{'; '.join(parts)}." if parts else ""
+    return text[:1].upper() + text[1:], same[:1].upper() + same[1:]
 
 
 def _memory(results: Results, unit: str) -> str:
