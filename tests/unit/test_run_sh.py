@@ -227,6 +227,18 @@ def test_srun_binds_no_rank_away_from_its_peers(run, variables, said, unsaid) ->
     assert said in words and unsaid not in words
 
 
+@pytest.mark.parametrize(
+    ("tasks", "step", "words", "ranks"),
+    [("2", "", [], 2), ("2", "0", [], 4), ("", "", [], 4), ("2", "", ["--ntasks-per-node=3"], 3)],
+)
+def test_ranks_are_the_tasks_that_the_job_asked_for(tasks, step, words, ranks, monkeypatch) -> None:
+    """run.sh's header, --ntasks-per-node=4, is a bound beside `sbatch --ntasks=2`."""
+    job = {**IN_JOB, "SLURM_NTASKS_PER_NODE": "4", "SLURM_NTASKS": tasks, "SLURM_STEP_ID": step}
+    for name, value in job.items():
+        monkeypatch.setenv(name, value)
+    assert start.read_run(["run.sh", "0", "0", *words]).ranks == ranks
+
+
 def test_srun_gets_no_second_number_of_tasks() -> None:
     """It would refuse a job of `sbatch --ntasks-per-gpu`."""
     assert start.step_environment({"SLURM_NTASKS_PER_GPU": "1", "A": "b"}) == {"A": "b"}

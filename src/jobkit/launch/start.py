@@ -196,7 +196,11 @@ def read_run(argv: Sequence[str]) -> Run:
             say("warning", f"--nproc-per-node {text}")
         run.nodes = int(options.get("nodes") or os.environ.get("SLURM_JOB_NUM_NODES") or 1)
         tasks = int(os.environ.get("SLURM_NTASKS") or run.nodes)
-        per_node = options.get("ntasks-per-node") or os.environ.get("SLURM_NTASKS_PER_NODE")
+        per_node = options.get("ntasks-per-node")
+        # sbatch --ntasks says how many there are, beside which run.sh's header is a bound. A step,
+        # as an interactive shell, has a number of its own.
+        if not os.environ.get("SLURM_NTASKS") or os.environ.get("SLURM_STEP_ID"):
+            per_node = per_node or os.environ.get("SLURM_NTASKS_PER_NODE")
         if not per_node and tasks % run.nodes:
             advice = "give --nodes and --ntasks-per-node, and not --ntasks"
             raise UsageError(f"{tasks} tasks on {run.nodes} nodes: {advice}")
