@@ -75,7 +75,7 @@ class States:
 
     def _note_silence(self, command: str) -> None:
         why = slurm_jobs.silent.get(command)
-        self.silence = f"{command}: {why}" if why else ""
+        self.silence = f"{command}: {why.removeprefix(f'{command}: ')}" if why else ""
 
     def _ask(self, ids: Iterable[str]) -> Mapping[str, slurm_jobs.Job]:
         """Return Slurm's latest answers; query it again after the interval, if allowed."""

@@ -56,7 +56,7 @@ def _table(listed: Sequence[Mapping[str, Any]]) -> list[Text]:
         left = [f"about {duration(row['left_s'])} left"] if row["left_s"] is not None else []
         active = row["status"] in ("ok", "running")
         reason = ", ".join(filter(None, [*left, row["load"]])) if active else str(row["reason"])
-        details.append("  as above" if reason == above and not active else f"\n    {reason}")
+        details.append(f"\n    {'as above' if reason == above and not active else reason}")
         above = reason
     names = [name for name in (rows[-1] if listed else []) if any(row.get(name) for row in rows)]
     rows[0] = {name: name for name in names}

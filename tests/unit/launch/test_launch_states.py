@@ -119,7 +119,7 @@ def test_of_many_runs_those_that_failed_are_listed(plan, monkeypatch, capsys) ->
     monkeypatch.setattr(watch, "MAX_SHOWN", 9)
     assert watch.main(["two"]) == 0
     said = capsys.readouterr().out
-    assert said.count("OSError") == 1 == said.count("as above")
+    assert said.count("OSError") == 1 == said.count("\n    as above\n")  # of 80 columns
 
 
 def test_a_pipe_gets_whole_lines_and_a_note_where_slurm_does_not_answer(plan, capsys) -> None:
