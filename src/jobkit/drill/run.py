@@ -1,5 +1,6 @@
 """Runs a program under faults: start, injection, restarts, and the row of each result."""
 
+import math
 import secrets
 import shutil
 import signal
@@ -7,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from jobkit.drill.faults import REFERENCE, TIME_LIMIT_MIN, FaultCase, Row, first_state
@@ -24,8 +25,12 @@ AT_ONCE = 3  # runs on Slurm; most of their time they wait
 _LINGER_S = 60.0  # for processes to end after their run
 
 
-def impossible(place: Place, program: Program, fault: FaultCase) -> str:
-    """Return why a fault cannot be injected at a place; empty if it can."""
+def impossible(place: Place, program: Program, fault: FaultCase, took_s: float = math.inf) -> str:
+    """Return why a fault cannot be injected at a place; empty if it can.
+
+    took_s: the program's seconds without a fault.
+    """
+    minutes = TIME_LIMIT_MIN + 1  # Slurm ends a job up to a minute after its limit
     match fault.name:
         case "raise" if program.words:
             return "only jobkit's own training does this to itself"
@@ -35,6 +40,8 @@ def impossible(place: Place, program: Program, fault: FaultCase) -> str:
             return "no partition whose jobs preempt others: name one with --urgent-partition"
         case "kill" | "hang" if program.words and not place.sees_processes:
             return "it signals one rank on its node: needs --local or --minicluster"
+        case "time-limit" if program.words and took_s < 60 * minutes:
+            return f"the command took {took_s:.0f} s; it must run for {minutes} minutes or more"
     return ""
 
 
@@ -55,19 +62,25 @@ class Drill:
 
         What an earlier drill left is removed, unless no fault can be injected (UsageError).
         """
-        whys = {fault.name: impossible(self.place, self.program, fault) for fault in faults}
-        if all(whys.values()):
-            reasons = "; ".join(f"{name}: {why}" for name, why in whys.items())
-            raise UsageError(f"no fault can be injected here: {reasons}")
+        self._reasons(faults)
         if self.study.folder.exists():
             shutil.rmtree(self.study.folder)
         self.say("reference: the run without a fault, as the reference")
         reference = FaultRun(self, REFERENCE)
-        self.program = self.program.timed(reference.run_reference())
+        whys = self._reasons(faults, took_s := reference.run_reference())
+        self.program = self.program.timed(took_s)
         # Off Slurm the ranks of two runs would share the cores.
         with ThreadPoolExecutor(AT_ONCE if isinstance(self.place, SlurmPlace) else 1) as pool:
             rows = list(pool.map(lambda fault: self._one(fault, whys[fault.name]), faults))
         return self.program.compared(rows, reference.paths.folder)
+
+    def _reasons(self, faults: Sequence[FaultCase], took_s: float = math.inf) -> dict[str, str]:
+        """Why each fault is impossible, or empty. Raises UsageError where all of them are."""
+        whys = {f.name: impossible(self.place, self.program, f, took_s) for f in faults}
+        if all(whys.values()):
+            reasons = "; ".join(f"{name}: {why}" for name, why in whys.items())
+            raise UsageError(f"no fault can be injected here: {reasons}")
+        return whys
 
     def _one(self, fault: FaultCase, why_not: str) -> Row:
         if why_not:
@@ -83,6 +96,9 @@ class FaultRun:
 
     def __init__(self, drill: Drill, fault: FaultCase) -> None:
         self.drill, self.fault, self.program = drill, fault, drill.program
+        if fault.name == "time-limit":  # which comes by itself, and may be the first
+            soon_s = min(drill.program.after_s, 60 * TIME_LIMIT_MIN / 2)
+            self.program = replace(drill.program, after_s=soon_s)
         self.paths = RunPaths(drill.study.folder.absolute() / fault.name)
         self.mark = f"{drill.token}-{fault.name}"  # in the environment of all its processes
         self.injected_at = 0.0

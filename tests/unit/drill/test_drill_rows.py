@@ -219,6 +219,19 @@ def test_why_a_fault_is_not_possible(mini: places.SlurmPlace) -> None:
     mini.urgent, mini.sees_processes = None, False  # as on a cluster's login node
     assert "--urgent-partition" in why(mini, "preemption")
     assert "needs --local or --minicluster" in why(mini, "kill")
+    limit = faults.FAULTS["time-limit"]
+    said = impossible(mini, PROGRAM, limit, 179.4)
+    assert said == "the command took 179 s; it must run for 3 minutes or more"
+    assert not impossible(mini, PROGRAM, limit, 180) and not impossible(mini, TRAINING, limit, 1)
+
+
+def test_a_time_limit_that_comes_before_half_of_the_time_is_the_fault(mini, tmp_path: Path) -> None:
+    drill = Drill(
+        place=mini, study=StudyPaths(tmp_path), program=PROGRAM.timed(900), patience_s=1,
+        say=print, halted=threading.Event(),
+    )  # fmt: skip
+    after = [FaultRun(drill, faults.FAULTS[n]).program.after_s for n in ("term", "time-limit")]
+    assert after == [450, 60]
 
 
 def test_the_job_that_preempts_is_charged_as_the_others(mini, monkeypatch) -> None:
