@@ -145,7 +145,9 @@ def test_an_evaluation_is_in_no_rate_and_unknown_nodes_are_in_no_cost(
     assert "collect with --gpus-per-node for node-hours" in table
     for log in Path().glob("n?*.log"):
         log.unlink()
-    always = collected(*NANOGPT, a="ranks=1\n" + "".join(wait.format(10 * n) for n in range(9)))
+    always = "ranks=1\n" + "".join(wait.format(10 * n) for n in range(9))
+    always = collected(*NANOGPT, a=always + "iter 90: loss 2, time 9ms, mfu 1.00%\n")
+    assert always.sizes[0].throughput == pytest.approx(9 / 240.009)  # not of the one line alone
     assert "stands one without a time, as of an evaluation" in always.warnings()[0]
 
 
