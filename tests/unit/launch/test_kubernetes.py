@@ -97,6 +97,7 @@ def test_what_does_not_fit_is_one_line(capsys) -> None:
         ([*TO, "--strategies", "dp", "--gpus", "1"], "dp drives"),
         ([*TO, "--sbatch", "--nice=1"], "option of Slurm"),
         ([*TO, "--gpus=2x2", "--launcher=once", "--", "true"], "--launcher once on 2 nodes"),
+        ([*TO, "--gpus=2", "--", "torchrun", "a.py"], "torchrun starts the ranks itself"),
     ]:
         assert run_benchmarks(["--dry-run", *words]) == 2
         error = capsys.readouterr().err
