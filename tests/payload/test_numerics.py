@@ -55,6 +55,8 @@ def test_every_switch_is_set_and_recorded(before: bool, fp32: str, deterministic
     found = recorded(GPU)
     said = {"cudnn_benchmark": str(fast).lower(), "deterministic": str(deterministic).lower()}
     assert found == {**said, "fp32": fp32, "cudnn": str(cudnn.version())}
+    cudnn.allow_tf32, matmul.allow_tf32 = True, False
+    assert recorded(GPU)["fp32"] == "mixed"
 
 
 def test_on_the_cpu_nothing_is_set_or_recorded() -> None:

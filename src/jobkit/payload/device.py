@@ -165,10 +165,11 @@ def recorded(device: torch.device) -> dict[str, str]:
     if device.type != "cuda":
         return {}
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    tf32 = {cudnn.allow_tf32, matmul.allow_tf32}  # a model of the user's own may set them
     return {
         "cudnn": str(cudnn.version()),
         "cudnn_benchmark": str(cudnn.benchmark).lower(),
-        "fp32": "tf32" if cudnn.allow_tf32 and matmul.allow_tf32 else "ieee",
+        "fp32": "mixed" if len(tf32) > 1 else "tf32" if True in tf32 else "ieee",
         "deterministic": str(torch.are_deterministic_algorithms_enabled()).lower(),
         **{name.lower(): os.environ[name] for name in _SAME_BITS if name in os.environ},
     }
