@@ -44,7 +44,7 @@ class JobkitCallback(TrainerCallback):
         meter.current().hold(control.should_evaluate or control.should_save)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._epoch = round(state.epoch) - 1
+        self._epoch = max(round(state.epoch), 1) - 1  # the first may be cut by max_steps
         meter.current().hold(True)  # evaluation and checkpoints follow
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
