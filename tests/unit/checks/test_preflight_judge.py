@@ -50,7 +50,7 @@ INJECTED = [
     (change(local_rank=0), "ranks", "rank 3 on n2: rank is not node * 2"),
     (change(ranks=ALL, world_size=8), "ranks", "world size is 8, and 4 were started"),
     (lambda f: [x.update(tasks=None, world_size=2 + 2 * (x["rank"] < 3)) for x in f], "ranks",
-     "rank 3 on n2: world size is 2, and 4 were started"),
+     "rank 3 on n2: world size is 2, and 4 on rank 0"),
     (change(ranks=[2, 3], gpu="GPU-9"), "gpus", "ranks 2-3 on n2: 2 ranks are on one GPU, GPU-9"),
     (change(gpus=0), "gpus", "rank 3 on n2: no GPU is visible, and other ranks have one"),
     (change(gpus=0, gpu_fault="the driver is too old"), "gpus", "too old; fix: install a torch"),
@@ -138,3 +138,17 @@ def test_what_is_only_worth_knowing_is_a_note(fact, result, text) -> None:
     assert bool(notes) == bool(text) and all(text in line for line in notes if "n2" not in line)
     facts[3]["gpu_name"] = "Y9"
     assert "note gpus: mixed GPU models: the slowest limits all" in lines(facts)
+
+
+def test_cores_are_said_of_all_nodes_and_that_they_are_shared() -> None:
+    facts = sound()
+    assert judge.cores(facts).text == "4 of 64 cores for each rank"
+    for fact, count in zip(facts, (8, 8, 16, 16), strict=True):
+        fact |= {"cores": list(range(count)), "machine_cores": count}
+    said = "8 to 16 of 8 to 16 cores for each rank, shared with others of its node"
+    assert judge.cores(facts).text == said
+
+
+def test_a_fault_of_many_ranks_is_short() -> None:
+    (fault, *_) = faults([f | {"rank": 0} for f in sound(100, 4)])
+    assert len(fault) < 700 and " and 92 more nodes" in fault

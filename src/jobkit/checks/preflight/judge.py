@@ -219,9 +219,10 @@ def ranks(facts: Sequence[Facts]) -> CheckResult:
             text = f"{len(same)} processes believe that they are rank {rank}"
             result.fault(same, text, _START_WITH_SRUN)
     for fact in facts:
-        right = size if fact["tasks"] is None else fact["tasks"]
+        unknown = fact["tasks"] is None
+        right, which = (size, "on rank 0") if unknown else (fact["tasks"], "were started")
         if fact["world_size"] != right:
-            text = f"world size is {fact['world_size']}, and {right} were started"
+            text = f"world size is {fact['world_size']}, and {right} {which}"
             result.fault([fact], text, _START_WITH_SRUN)
     for same in () if result.faults else by_host(facts).values():
         for fact in same:
@@ -260,9 +261,11 @@ def gpus(facts: Sequence[Facts]) -> CheckResult:
 
 def cores(facts: Sequence[Facts]) -> CheckResult:
     """No rank is bound to another's cores, or to fewer than it has threads."""
-    counts = sorted(len(f["cores"]) for f in facts)
-    each = f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
-    result = CheckResult("cores", f"{each} of {facts[0]['machine_cores']} cores for each rank")
+    each, machines = ({len(f["cores"]) for f in facts}, {f["machine_cores"] for f in facts})
+    of = " of ".join(" to ".join(map(str, sorted({min(n), max(n)}))) for n in (each, machines))
+    shared = len({(f["host"], *f["cores"]) for f in facts}) < len(facts)
+    text = f"{of} cores for each rank{', shared with others of its node' * shared}"
+    result = CheckResult("cores", text)
     for host, same in by_host(facts).items():
         sets = {frozenset(f["cores"]) for f in same}
         total, least = frozenset.union(*sets), min(map(len, sets))
