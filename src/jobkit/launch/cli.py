@@ -183,7 +183,7 @@ def _add_main_arguments(options: StudyParser) -> None:
 def _launcher(text: str) -> str:
     """A type for argparse, which says how programs that start ranks themselves are started."""
     if text in STARTERS and text not in LAUNCHERS:
-        fix = f"--launcher once -- {text} ..."
+        fix = f"--launcher once -- {text} {'-n {ranks} ' * text.startswith('mpi')}..."
         raise argparse.ArgumentTypeError(f"'{text}' starts the ranks itself: {fix}")
     return text
 

@@ -87,7 +87,7 @@ BAD = [
     (["--name", "x", "--gpus", "1", "python", "train.py"], "a command comes after --"),
     (["--name", "x", "python", "train.py"], "write a command after --"),
     (["--gpus", "1", "--", "python", "nosuch.py"], "python nosuch.py: no such file in"),
-    (["--launcher", "mpirun", "--", "./a"], "--launcher once -- mpirun"),
+    (["--launcher", "mpirun", "--", "./a"], "once -- mpirun -n {ranks} ..."),
     (["--gpus", "2", "--", "torchrun", "--nproc-per-node=2", "a.py"], "torchrun starts the ranks"),
     (["--gpus", "2", "--", "python", "-m", "torch.distributed.run", "a.py"], "leave it out"),
 ]
