@@ -189,9 +189,10 @@ CASES: dict[str, tuple[Callable[[], Results], list[str], list[str]]] = {
     "more to say than 100 words": (
         lambda: study((1, 0.95, 0.81, 0.74), calm, lambda row: row.update(
             other_load_mean=0.3 if row["world_size"] == 8 else 0.0, epochs_done=3, val_loss=1.0,
-            val_accuracy=0.9),
+            val_accuracy=0.9,
+            nodes=2 if row["world_size"] > 2 else 1),
             repeats=1),
-        ["measure again on an idle machine. Request 4 GPUs with ddp"], ["not change"],
+        ["measure again on an idle machine. Request 4 GPUs on 2 nodes"], ["unchanged"],
     ),
     "the cores as threads": (
         lambda: study(GOOD, calm, lambda row: row.update(
@@ -490,7 +491,7 @@ def learnt(name: str, values: Values, accuracies: Values | None = None) -> Resul
 def test_loss_and_accuracy_differ_where_the_ranges_of_the_repeats_do() -> None:
     loss = {"ddp": {1: [1.50, 1.51, 1.49], 2: [9.0, 9.0, 9.0], 4: [1.80, 1.81, 1.79]}}
     right = {"ddp": {1: [0.50, 0.52, 0.48], 2: [0.1, 0.1, 0.1], 4: [0.49, 0.51, 0.50]}}
-    line = "Loss rises from 1.5 to 1.8 on 4 GPUs (ddp). Accuracy does not change."
+    line = "Loss rises from 1.5 to 1.8 on 4 GPUs (ddp). Accuracy: unchanged."
     assert line in verdict(learnt("val_loss", loss, right), "GPUs")
     once = verdict(learnt("val_accuracy", {"ddp": {1: [0.9], 2: [0.8]}}), "GPUs")
     assert "; accuracy falls from 90.0% to 80.0% on 2 GPUs: tune first" in once[0]

@@ -292,8 +292,7 @@ def _learning(results: Results, unit: str, doubts: Sequence[Caveat]) -> tuple[st
             f"{name} {verb} from {form(change.before)} to {form(change.after)} on "
             f"{_short(change.size, unit)} ({change.size.series})"
         )
-    verb = "do" if len(steady) > 1 else "does"
-    same = f"{' and '.join(steady)} {verb} not change." if steady else ""
+    same = f"{', '.join(steady)}: unchanged." if steady else ""
     text = f"{'; '.join(parts)}." if parts else ""
     return text[:1].upper() + text[1:], same[:1].upper() + same[1:]
 
