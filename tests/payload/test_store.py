@@ -81,6 +81,15 @@ def test_it_is_read_as_it_was_written_and_its_index_once(
     assert len(calls) == 2
 
 
+def test_checksums_are_an_option(alone: dist.ProcessGroup, written: Path, tmp_path: Path) -> None:
+    for folder, fields in (
+        (write(alone, tmp_path / "1-0"), {"bytes"}),
+        (written, {"bytes", "sha256"}),
+    ):
+        files = json.loads((folder / MANIFEST).read_text())["files"]
+        assert [set(files[name]) for name in (".metadata", DATA)] == [fields] * 2
+
+
 def vouched(folder: Path, name: str, content: bytes) -> None:
     """Exchange a file, and have the manifest vouch for it, as whoever made it could."""
     (folder / name).write_bytes(content)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from jobkit.payload.train import learning_rate, peak_lr
+from jobkit.payload.train import learning_rate, peak_lr, total_steps
 from jobkit.spec.runspec import RunSpec
 
 
@@ -41,3 +41,9 @@ def test_the_rate_is_scaled_by_the_global_batch() -> None:
     for rule, factor in {"none": 1.0, "linear": 4.0, "sqrt": 2.0}.items():
         spec = RunSpec(lr=0.1, batch_size_per_rank=256, ranks_per_node=4, lr_scaling=rule)
         assert peak_lr(spec) == pytest.approx(0.1 * factor)
+
+
+def test_the_rates_end_with_the_steps_of_a_shorter_run() -> None:
+    short = RunSpec(lr=1.0, epochs=10, max_steps=8)
+    assert course(short, 4)[:8] == pytest.approx(course(RunSpec(lr=1.0, epochs=2), 4))
+    assert total_steps(RunSpec(epochs=2, max_steps=9), 4) == 8
