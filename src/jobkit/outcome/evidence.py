@@ -62,7 +62,7 @@ _HINTS = {
     "launched",
     ": command not found|exit code 127": "the program is not in PATH where the job runs",
     "exit code 126": "make the program executable: chmod u+x",
-    "DUE TO TIME LIMIT|: TIMEOUT": "say a longer --time, or --checkpoint-every N to resume from",
+    "DUE TO TIME LIMIT|: TIMEOUT": "a longer --time; jobkit's training has --checkpoint-every N",
     "Address already in use": "another job of this node has the port: set MASTER_PORT",
 }
 
