@@ -116,6 +116,12 @@ def test_how_a_rank_ended_is_told(run, place, code, exits, status, reason) -> No
     assert [outcome[k] for k in ("exit_code", "status", "reason")] == [exits, status, reason]
 
 
+def test_a_shells_own_file_is_read_before_the_launch_alone(run: Kit) -> None:
+    (run.folder / "env").write_text("N=$N+; export N\n")
+    done = run("--nproc-per-node=1", "--", "sh", "-c", "echo $N", BASH_ENV=str(run.folder / "env"))
+    assert "\n+\n" in done.stdout
+
+
 def test_a_rank_that_kills_its_process_group_is_the_one_that_failed(run: Kit) -> None:
     text = "[[ $RANK == 1 ]] && kill -9 0; sleep 60 & wait"
     assert run("--nproc-per-node=2", "--", "bash", "-c", text).returncode == 137

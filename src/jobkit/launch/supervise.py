@@ -165,6 +165,7 @@ def start_here(
     for rank in range(1 if once else run.ranks):
         place = ["once"] if once else start.place_here(run, env, rank, port)
         words = [*start.rank_words(*place), *run.command]
+        words.insert(1, "-p")  # run.sh has read BASH_ENV, before the site's set-up lines
         children.start(words, env, whole_lines=run.ranks > 1 and not once)
     return children, holder
 
