@@ -54,9 +54,11 @@ def check_source(dataset: str) -> None:
 
 def absence(dataset: str, data_dir: str | None) -> str:
     """What to do where CIFAR-10 is not on this machine; the nodes may have it, or download it."""
+    if dataset != "cifar10":
+        return ""
     folder = expanded(data_dir) if data_dir else data_root()
     names = ("cache/cifar10-v*.pt", "cifar-10-batches-py", "cifar-10-python.tar.gz")
-    if dataset != "cifar10" or any(True for name in names for _ in folder.glob(name)):
+    if any(True for name in names for _ in folder.glob(name)):
         return ""
     do = f"python -m jobkit prepare --dataset cifar10{f' --data-dir {folder}' if data_dir else ''}"
     return f"cifar10 is not in {folder} here; if the nodes have no network, first: {do}"
