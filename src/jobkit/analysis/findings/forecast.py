@@ -177,7 +177,8 @@ def forecast_lines(forecasts: Sequence[Forecast], table: pd.DataFrame) -> list[s
     lines = []
     for row in records(table):
         on = f" on {counted(row['nodes'], 'node')}" if row["nodes"] else ""
-        hours = say(row["node_hours"], ", {:.3g} node-hours per " + row["time_of"]).strip(NONE)
+        hours = say(row["node_hours"], ", {:.3g} node-hours per ").strip(NONE)
+        hours += row["time_of"] * bool(hours)
         lines.append(
             f"forecast (not measured): {row['series']} at {row['world_size']} ranks{on}: speed-up "
             f"{row['speed_up']:.3g} [{row['speed_up_low']:.3g}, {row['speed_up_high']:.3g} at 95%]"
