@@ -176,23 +176,30 @@ CASES: dict[str, tuple[Callable[[], Results], list[str], list[str]]] = {
     "load of other programs at one size": (
         lambda: study(LOW, calm, lambda row: row.update(
             other_load_mean=0.3 if row["world_size"] == 8 else 0.0)),
-        ["Other processes used up to 30% of the cores while 3 of 12 runs were measured",
+        ["Other processes used up to 30% of the cores in 3 of 12 runs",
          "what was measured; other programs used 30% of the cores, 0% before"],
         ["because", "nothing", "8 GPUs had"],
     ),
     "other programs at all sizes": (
         lambda: study(LOW, sending, lambda row: row.update(other_load_mean=0.6, device_type="cpu")),
-        ["Other processes used up to 60% of the cores while 12 of 12 runs were measured (most in ",
+        ["Other processes used up to 60% of the cores in 12 of 12 runs (most in ",
          "): measure again on an idle machine. Until then nothing can be requested."],
         ["Request", "because", "profile more", "largest"],
     ),
     "more to say than 100 words": (
         lambda: study((1, 0.95, 0.81, 0.74), calm, lambda row: row.update(
             other_load_mean=0.3 if row["world_size"] == 8 else 0.0, epochs_done=3, val_loss=1.0,
-            val_accuracy=0.9,
-            nodes=2 if row["world_size"] > 2 else 1),
+            val_accuracy=0.9, python_version="3.12" if row["world_size"] == 8 else "3.11"),
             repeats=1),
-        ["measure again on an idle machine. Request 4 GPUs on 2 nodes"], ["unchanged"],
+        ["measure again on an idle machine. Request 4 GPUs with ddp"], ["unchanged"],
+    ),
+    "a small machine that is busy": (
+        lambda: study((1, 0.7, 0.6, 0.5), calm, lambda row: row.update(
+            device_type="cpu", threads_used=8 // row["world_size"],
+            other_load_mean=0.2 if row["world_size"] == 2 else 0.0), repeats=1),
+        ["2 GPUs may have less than 80% parallel efficiency; one run a size: differences may be",
+         "other threads for each process (4, not 8: set --threads 1), other programs used 20% of"],
+        ["had other threads"],
     ),
     "the cores as threads": (
         lambda: study(GOOD, calm, lambda row: row.update(

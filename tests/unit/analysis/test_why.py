@@ -158,7 +158,7 @@ def test_a_busy_machine_is_said() -> None:
     runs = [{"run_id": "a", "other_load_mean": load} for load in (0.01, None, float("nan"))]
     assert busy_clause(runs) is None
     text = busy_clause([*runs, {"run_id": "b", "other_load_mean": 0.48}])
-    assert text and "up to 48% of the cores while 1 of 2 runs were measured (most in b)" in text
+    assert text and "up to 48% of the cores in 1 of 2 runs (most in b)" in text
     assert "GPUs of 1 runs" in (busy_clause([{"run_id": "a", "gpu_processes_max": 2}]) or "")
 
 

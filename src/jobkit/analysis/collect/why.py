@@ -245,8 +245,8 @@ def busy_clause(runs: Iterable[Mapping[str, Any]]) -> str | None:
     if busy := [pair for pair in loads if pair[0] > MAX_OTHER_LOAD]:
         most, run_id = max(busy, key=lambda pair: pair[0])
         text.append(
-            f"other processes used up to {most:.0%} of the cores while {len(busy)} of "
-            f"{len(loads)} runs were measured (most in {run_id}): measure again on an idle machine"
+            f"other processes used up to {most:.0%} of the cores in {len(busy)} of "
+            f"{len(loads)} runs (most in {run_id}): measure again on an idle machine"
         )
     if shared := sum((r.get("gpu_processes_max") or 0.0) > 1 for r in runs):
         text.append(f"other processes computed on the GPUs of {shared} runs: measure again alone")

@@ -61,9 +61,16 @@ def verdict(results: Results, unit: str, least: float = LEAST) -> list[str]:
         changed,
         _runs(results, unit),
     ]
-    said = [*others, *(text for text, _ in requests)]
-    said += [c.text for _, doubts in requests for c in doubts[:_MIN_CAVEATS]]
-    words = len(" ".join(said).split())
+
+    def count() -> int:
+        said = [*others, *(text for text, _ in requests)]
+        said += [c.text for _, doubts in requests for c in doubts[:_MIN_CAVEATS]]
+        return len(" ".join(said).split())
+
+    if count() > MAX_WORDS:  # what a size had that the line on efficiency names too
+        twice = [c for _, doubts in requests for c in doubts if _had(c) in others[1]]
+        requests = [(text, [c for c in doubts if c not in twice]) for text, doubts in requests]
+    words = count()
     for text in (steady, _memory(results, unit)):  # they have a figure, and are the first to go
         if words + len(text.split()) <= MAX_WORDS:
             words += len(text.split())
@@ -79,6 +86,11 @@ def verdict(results: Results, unit: str, least: float = LEAST) -> list[str]:
                 clauses.append(caveat.text)
         first.append(f"{title}{before}{'; '.join(clauses)}.")
     return [" ".join(first), *filter(None, others)]
+
+
+def _had(caveat: Caveat) -> str:
+    """What a caveat says that a size had; a line break, which no line has, for any other."""
+    return caveat.text.partition(" had ")[2].partition(" (")[0] or "\n"
 
 
 def request_of(results: Results, least: float = LEAST) -> Size | None:
