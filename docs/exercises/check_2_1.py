@@ -41,12 +41,8 @@ def work(me, path):
     with mock.patch.object(dist, "init_process_group", join):
         mine = load(path, "setup", "cleanup")
         plain = call(mine)
-        with mock.patch.multiple(
-            torch.cuda,
-            is_available=lambda: True,
-            device_count=lambda: 1,
-            set_device=lambda device: None,
-        ):
+        fake = {"is_available": lambda: True, "device_count": lambda: 1}
+        with mock.patch.multiple(torch.cuda, **fake, set_device=lambda device: None):
             gpu = call(mine)
     join_group(me, WORLD, "end")
     places, plain_devices, sums, left = zip(*gather(plain), strict=True)

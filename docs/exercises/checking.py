@@ -15,9 +15,6 @@ import torch.distributed as dist
 
 from ranks import RankError, on_ranks
 
-# What Gloo says when another rank has ended, or does not come.
-ALONE = re.compile(r"timed? ?out|connection (closed|reset)|peer", re.IGNORECASE)
-
 
 class MissingError(Exception):
     """The file lacks a function, or a function does not return what it must."""
@@ -43,7 +40,8 @@ def check(number, path):
         if kind == "NotImplementedError":
             return [(False, f"{detail or 'a function'} is not completed{place}")]
         text = detail if kind == "MissingError" else error.text
-        if kind != "TypeError" and ALONE.search(text):
+        gloo = "(?i)timed? ?out|connection (closed|reset)|peer"  # when another rank does not come
+        if kind != "TypeError" and re.search(gloo, text):
             text = f"waited for the other rank, which did not come: {text}"
         return [(False, f"rank {error.rank}{place}: {text}")]
     return [(ok, text if ok else f"{text}: {found}") for ok, text, found in promises]

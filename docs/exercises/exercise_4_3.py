@@ -40,9 +40,8 @@ def per_step():
         for width in (32, 512)
         for name, groups in WAYS.items()
     ]
-    head = ("parameters", "strategy", "collectives", "median (ms)", "best (ms)")
-    title = f"a step of AdamW on two ranks: median and best of {STEPS}"
-    return title, (*head, "weights and moments (MiB)"), rows
+    head = ("parameters", "strategy", "collectives", "median (ms)", "best (ms)", "held (MiB)")
+    return f"AdamW on two ranks, {STEPS} steps; held: weights and moments", head, rows
 
 
 if __name__ == "__main__":

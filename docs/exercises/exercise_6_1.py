@@ -48,8 +48,7 @@ def memory():
         with torch.set_grad_enabled(no_grad == "no"), hooks:
             model(images)
         rows.append((no_grad, sum(kept.values()) / MIB))
-    title = f"a validation pass of the CNN over {IMAGES} images in one batch"
-    return title, ("no_grad", "kept for backward (MiB)"), rows
+    return f"the CNN on a batch of {IMAGES}", ("no_grad", "kept for backward (MiB)"), rows
 
 
 def modes():
@@ -86,8 +85,7 @@ def losses(rank):
 
 def means():
     head = ("rank", "samples", "no all-reduce", "mean of the means", "sums and counts")
-    title = "validation loss over 20 samples on two ranks"
-    return title, (*head, "one process"), on_ranks(losses)
+    return "validation loss of 20 samples on two ranks", (*head, "one process"), on_ranks(losses)
 
 
 if __name__ == "__main__":

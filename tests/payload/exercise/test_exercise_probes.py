@@ -59,7 +59,7 @@ SAYS: list[tuple[Callable[[], tuple], Callable[[Any, Any], bool]]] = [
         and c("reduce-scatters") == [1, 2, 4, 8]
         and c("in forward (MiB)") == [12, 8, 6, 5]),
     (ex43.per_step, lambda t, c: c("collectives")[1:3] == [3, 24] and min(c("best (ms)")) > 0
-        and c("weights and moments (MiB)")[3:] == approx([24, 12, 12], abs=0.01)),
+        and c("held (MiB)")[3:] == approx([24, 12, 12], abs=0.01)),
     (ex42.sums, lambda t, c: c("1 + 1,000 times 0.001") == approx([2, 1, 1], abs=1e-4)
         and c("4,096 times 0.01")[1] < 10
         and c("4,096 times 0.01")[0] == approx(c("4,096 times 0.01")[2], rel=0.01)),
