@@ -128,10 +128,9 @@ class LaunchConfig:
         """The command line of run.sh. Raises UsageError for what is no command."""
         if not self.command or isinstance(self.command, str):
             raise UsageError("a command is a list of words, as ('train.py', '--lr', '0.1')")
-        options = {name: value for name, value in vars(self).items() if name != "command"}
         words = []
-        for name, value in options.items():
-            if value is not None:
+        for name, value in vars(self).items():
+            if name != "command" and value is not None:
                 words += [f"--{name.replace('_', '-')}", str(value)]
         program = [str(word) for word in self.command]
         program[:0] = [_python()] * program[0].endswith(".py")

@@ -16,7 +16,7 @@ from jobkit.errors import Exit, UsageError
 from jobkit.launch.command import LaunchRequest, leave_spec, refuse_logs, run_words
 from jobkit.launch.start import MAX_RESTARTS
 from jobkit.paths import write_whole
-from jobkit.spec.command import CommandSpec, PlannedRun, check_starter
+from jobkit.spec.command import PlannedRun
 from jobkit.spec.settings import check_fields, setting
 from jobkit.spec.study import Plan
 
@@ -258,8 +258,6 @@ def to_kubernetes(
     restarts = MAX_RESTARTS if request.max_restarts is None else request.max_restarts
     texts = {}
     for run_id, spec in plan.runs.items():
-        if isinstance(spec, CommandSpec):
-            check_starter(spec.command, spec.launcher, spec.world_size)
         if spec.nodes > 1 and getattr(spec, "launcher", None) == "once":
             take = "take srun or torchrun, or sizes of one node"
             what = f"--launcher once on {spec.nodes} nodes: it starts the command in one pod only"

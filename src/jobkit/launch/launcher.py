@@ -19,7 +19,7 @@ from jobkit.launch.states import States, counted, select, wait_for_end
 from jobkit.metric.pattern import pattern_of
 from jobkit.outcome.state import RunState
 from jobkit.permissions import check_study, closed_to_others, next_folder
-from jobkit.spec.command import RUN_DIR, CommandSpec, check_starter
+from jobkit.spec.command import RUN_DIR, CommandSpec
 from jobkit.spec.dataset import absence, check_source
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.study import Plan
@@ -149,8 +149,6 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
     looks = States(plan, ask)
     prepared = Launch(plan, request, select(looks.look(), request.only), site, looks, notes=notes)
     commands = [spec for spec in plan.runs.values() if isinstance(spec, CommandSpec)]
-    for command in commands:
-        check_starter(command.command, command.launcher, command.world_size)
     _check_scripts(commands, site)
     if site is None:
         _check_here(prepared)

@@ -22,13 +22,8 @@ Value = int | float | str | bool
 LAUNCHERS = ("srun", "torchrun", "once")
 SCALINGS = ("strong", "weak")
 # Programs that start ranks themselves.
-STARTERS: tuple[str, ...] = (
-    "torchrun",
-    "torch.distributed.run",
-    "torch.distributed.launch",
-    "accelerate",
-)
-STARTERS += ("deepspeed", "mpirun", "mpiexec", "srun")
+STARTERS = ["torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate"]
+STARTERS += ["deepspeed", "mpirun", "mpiexec", "srun"]
 COMMAND_LINE = "command line"  # of comparable(): no parameter can have this name
 RUN_DIR = "{run_dir}"  # stands in a command for the run's own folder, known when it starts
 _MAX_SLUG = 60  # characters of the run_id before its hash

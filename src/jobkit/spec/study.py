@@ -56,6 +56,7 @@ from jobkit.spec.command import (
     ProgramOptions,
     Value,
     check_parameter,
+    check_starter,
     fill,
     program_name,
     resolve,
@@ -271,9 +272,11 @@ class Study(ProgramOptions):
             values = resolve_all(parameters, names)
             names |= values
             by_size = [name for name in parameters if _follows_size(name, parameters)]
+            command = tuple(fill(word, names) for word in self.command)
+            check_starter(command, self.launcher, ranks)
             return CommandSpec(
                 **{name: getattr(self, name) for name in _SHARED},
-                command=tuple(fill(word, names) for word in self.command),
+                command=command,
                 **place,
                 parameters=values,
                 by_size=tuple(by_size),

@@ -198,13 +198,13 @@ CASES: dict[str, tuple[Callable[[], Results], list[str], list[str]]] = {
             device_type="cpu", threads_used=8 // row["world_size"],
             other_load_mean=0.2 if row["world_size"] == 2 else 0.0), repeats=1),
         ["2 GPUs may have less than 80% parallel efficiency; one run a size: differences may be",
-         "other threads for each process (4, not 8: set --threads 1), other programs used 20% of"],
-        ["had other threads"],
+         "another thread count per process (4, not 8: set --threads 1), other programs used 20%"],
+        ["had another thread count"],
     ),
     "the cores as threads": (
         lambda: study(GOOD, calm, lambda row: row.update(
             device_type="cpu", threads_used=8 // row["world_size"])),
-        ["8 GPUs had other threads for each process (1, not 8: set --threads 1)"], [],
+        ["8 GPUs had another thread count per process (1, not 8: set --threads 1)"], [],
     ),
     "time between the steps": (
         lambda: study(LOW, calm),

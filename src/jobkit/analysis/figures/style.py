@@ -42,7 +42,7 @@ NOT_OK: Any = {"color": "#333333", "marker": "x", "ms": 7, "mew": 2.2, "ls": ""}
 # The entries of a legend that are of no single series, by their labels.
 IDEAL, INTERVAL = "ideal scaling from the smallest size", "95 % interval between runs"
 RANGE, FAILED = "range of the repeats", "run not ok"
-OTHERS = "of it, other programs"
+OTHERS = "load of other programs"
 FORECAST, BAND = "forecast: not measured", "95 % prediction interval"
 _BAR: Any = {"color": GREY, "marker": "|", "ms": 11, "ls": ""}
 _MARKS: dict[str, Artist] = {

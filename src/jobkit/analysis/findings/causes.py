@@ -293,7 +293,7 @@ def differences(results: Results, size: Size, base: Size) -> list[str]:
     here, there = (values_of(table, "threads_used") for table in (own, other))
     if here and there and here != there and values_of([*own, *other], "device_type") == ["cpu"]:
         fix = "--threads 1" if size.strategy in STRATEGIES else "OMP_NUM_THREADS=1"
-        words = f"other threads for each process ({_short(here)}, not {_short(there)}: set {fix})"
+        words = f"another thread count per process ({_short(here)}, not {_short(there)}: set {fix})"
         different.insert(0, words)
     loads = [median_of(table, "other_load_mean") for table in (own, other)]
     if None not in loads and loads[0] - loads[1] > _LOAD:  # type: ignore[operator]
