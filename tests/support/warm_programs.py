@@ -46,12 +46,10 @@ class Ran:
         return sum(w["steps"] for w in windows), sum(w["work"] or 0 for w in windows)
 
 
-def environment(auto: bool) -> dict[str, str]:
-    """What a study gives the one rank of a run; auto: with the start-up hook."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    if auto:
-        env |= {"PYTHONPATH": f"{AUTO}:{ROOT / 'src'}", "JOBKIT_AUTO": "1"}
-    env["JOBKIT_WHY"] = "0"  # most are too short for it
+def environment() -> dict[str, str]:
+    """What a study gives the one rank of a run, the start-up hook among it."""
+    env = {**os.environ, "PYTHONPATH": f"{AUTO}:{ROOT / 'src'}", "OMP_NUM_THREADS": "1"}
+    env |= {"JOBKIT_AUTO": "1", "JOBKIT_WHY": "0"}  # most are too short to be profiled
     return env | {"JOBKIT_STUDY": "s", "JOBKIT_RUN_ID": "r", "JOBKIT_ATTEMPT": "0"}
 
 
@@ -60,7 +58,7 @@ def run(folder: Path, program: str, **env: str) -> Ran:
     (folder / "train.py").write_text(textwrap.dedent(program))
     done = subprocess.run(
         [sys.executable, "train.py"],
-        env={**environment(auto=True), "JOBKIT_RUN_DIR": str(folder / "run"), **env},
+        env={**environment(), "JOBKIT_RUN_DIR": str(folder / "run"), **env},
         cwd=folder,
         capture_output=True,
         text=True,
@@ -70,13 +68,13 @@ def run(folder: Path, program: str, **env: str) -> Ran:
 
 
 class Warm(Forks):
-    """The process; auto: under the start-up hook."""
+    """The process, under the start-up hook."""
 
-    def __init__(self, *modules: str, auto: bool = True) -> None:
+    def __init__(self, *modules: str) -> None:
         of_torch = ("torch.optim", "torch.utils.data", "torch._dynamo")
-        super().__init__(*of_torch, *modules, env=environment(auto))
+        super().__init__(*of_torch, *modules, env=environment())
 
-    def run(self, folder: Path, program: str, *words: str, ranks: int = 1, **env: str) -> Ran:
+    def run(self, folder: Path, program: str, ranks: int = 1, **env: str) -> Ran:
         """Run a program's text on some ranks, with the environment that a study gives them.
 
         A program alone is told nothing of ranks.
@@ -88,6 +86,6 @@ class Warm(Forks):
             ({**own, **place}, folder / f"out.{rank}", folder / f"err.{rank}")
             for rank, place in enumerate(places(ranks) if ranks > 1 else [{}])
         ]
-        codes = self.fork([str(script), *words], folder, each)
+        codes = self.fork([str(script)], folder, each)
         out, err = ([files[i].read_text() for _, *files in each] for i in (0, 1))
         return Ran(codes, out, err, folder / "run" / "metrics")

@@ -29,10 +29,7 @@ MAY_IMPORT = {
     "export": (*CORE, "payload"),
     "minicluster": ("ground",),
 }
-# Each is imported only by name, by a program that has its library.
-ADAPTERS = {f"jobkit.program.{name}" for name in ("lightning", "transformers")}
 LIBRARIES = {
-    "program": {"lightning", "transformers"},
     "spec": {"yaml"},  # if it is there, for settings in YAML
     "payload": {"torch", "torchvision", "PIL"},  # Pillow comes with torchvision
     "planner": {"torch"},
@@ -87,8 +84,7 @@ def is_allowed(module: str, name: str) -> bool:
     """Whether a module's room may have this import."""
     room, first = room_of(module), name.split(".")[0]
     if first not in ("jobkit", "minicluster"):
-        own = () if room == "program" and module not in ADAPTERS else LIBRARIES.get(room, ())
-        return first in sys.stdlib_module_names or first in own
+        return first in sys.stdlib_module_names or first in LIBRARIES.get(room, ())
     if room_of(name) != room:
         return room_of(name) in MAY_IMPORT[room]
     if room != "analysis" or name not in FILES:

@@ -41,12 +41,11 @@ KINDS: dict[str, dict[str, str]] = {
         "parameters": "parameters of the model",
         "shard_groups": "FSDP: groups of parameters that are gathered and reduced at once",
         "threads": "CPU threads per rank",
-        "source": "meter, auto (the start-up hook), lightning or transformers; "
-        "absent: jobkit's own training",
+        "source": "meter or auto (the start-up hook); absent: jobkit's own training",
         "unit": "what work is counted in: samples, tokens, images, ...; null: not known",
         "work_per_step": "units of work in one optimizer step over all ranks, where it is fixed",
-        "work_source": "stated, computed (from settings), counted (by the program, at each step) "
-        "or inferred (from the batches)",
+        "work_source": "stated, counted (by the program, at each step) or inferred (from the "
+        "batches)",
         "warmup_steps": "optimizer steps at the start of the process that are not compared",
     },
     "startup": {

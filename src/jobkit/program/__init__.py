@@ -1,1 +1,1 @@
-"""What a user's own training program needs to be measured: the meter, the hook, adapters."""
+"""What a user's own training program needs to be measured: the meter and the hook."""

@@ -38,13 +38,6 @@ def size_of(batch: Any) -> int | None:
     return None
 
 
-def samples(batch: Any) -> int | None:
-    """What size_of says; None too for a batch that raises."""
-    with contextlib.suppress(Exception):
-        return size_of(batch)
-    return None
-
-
 class Pass:
     """One pass over a loader, from the creation of its iterator."""
 

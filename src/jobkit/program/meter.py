@@ -139,7 +139,7 @@ def start(
 
     unit: of the work: samples, tokens, ... work_per_step: units in one optimizer step over all
     ranks, where it is fixed. warmup_steps: steps that are not compared (5; what a study says, if
-    that is more). The rest is said by the adapters and the hook. A second call does nothing.
+    that is more). The rest is said by the hook. A second call does nothing.
     """
     global _meter
     if _meter.on:
@@ -159,7 +159,7 @@ def start(
 
 
 def current() -> Any:
-    """The measurement of this process, for adapters."""
+    """The measurement of this process, for the hook."""
     return _meter
 
 

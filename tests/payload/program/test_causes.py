@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +50,6 @@ model = fully_shard(net, mesh=init_device_mesh("cpu", (2,)))
 def after(): pass
 """,
 }
-LIBRARIES = {"lightning": "lightning", "transformers": "transformers.trainer"}
-LIBRARIES["accelerate"] = "accelerate"
 
 
 def whys(ran: Ran, rank: int) -> list[dict[str, Any]]:
@@ -81,21 +78,12 @@ def test_what_was_measured_before_a_kill_is_there(tmp_path: Path, warm: Warm) ->
     assert record["steps"] == 4
 
 
-@pytest.fixture(scope="module")
-def loaded() -> Iterator[Warm]:
-    """The libraries, imported once and not by each rank."""
-    there = [m for name, m in LIBRARIES.items() if importlib.util.find_spec(name)]
-    made = Warm(*there)
-    yield made
-    made.close()
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_a_library_s_steps_are_profiled(library: str, loaded: Warm, tmp_path: Path) -> None:
+@pytest.mark.parametrize("library", ["lightning", "transformers", "accelerate"])
+def test_a_library_s_steps_are_profiled(library: str, libraries: Warm, tmp_path: Path) -> None:
     if importlib.util.find_spec(library) is None:
         needs.unavailable(f"{library} is not installed (make venv, or pip install '.[adapters]')")
-    ran = loaded.run(tmp_path, PROGRAMS[library], ranks=2, JOBKIT_WHY="5")
+    ran = libraries.run(tmp_path, PROGRAMS[library], ranks=2, JOBKIT_WHY="5")
     assert ran.codes == [0, 0], ran.err
     found = breakdown([*whys(ran, 0), *whys(ran, 1)])
     assert found["ranks"] == 2 and whys(ran, 0)[0]["steps"] == 5

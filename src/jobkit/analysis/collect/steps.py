@@ -50,7 +50,7 @@ class Observed:
     work_per_step: float | None = None  # over all ranks
     windows: bool = False  # an observation is a window of the meter, of known beginning and end
     source: str = ""  # meter, auto, pattern NAME, metric lines, TRAINING
-    work_source: str | None = None  # of the windows' work: stated, computed, counted, inferred
+    work_source: str | None = None  # of the windows' work: stated, counted, inferred
     not_taken: Sequence[str] = ()  # sentences on kinds of lines that are not used, or doubtful
 
 

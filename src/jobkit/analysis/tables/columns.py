@@ -166,7 +166,7 @@ energy_source TEXT counter and scope of each: empty if nothing was measured
 joules_per_work NUMBER energy per unit of work (image, token), without warm-up
 joules_of TEXT whose energy that is: node or gpu; of Slurm: whole job
 slurm_energy_j NUMBER energy of the job's nodes, other jobs' included (sacct)
-work_source TEXT where the work of a step comes from: stated, computed, counted or inferred
+work_source TEXT where the work of a step comes from: stated, counted or inferred
 problems TEXT what is wrong with the run's records, joined by ' | '
 """)
 _OF_RUN = "run_id,study,series TEXT =results"

@@ -1,10 +1,9 @@
-"""The real libraries on two ranks with Gloo, by an adapter or not; each has a slow evaluation.
+"""The real libraries on two ranks with Gloo, measured by the hook; each has a slow evaluation.
 
-The imports of Lightning and transformers cost 20 CPU-seconds: `make test` has Accelerate alone.
+`make test` has Accelerate alone, as the imports of the others cost more than all the rest.
 """
 
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from support.warm_programs import Warm
 LEAP_S = 1000.0  # of each batch of evaluation, which must not count
 
 LIGHTNING = """
-import sys, torch, warnings
+import torch, warnings
 warnings.simplefilter("ignore")
 import lightning as L
 from torch.utils.data import DataLoader, TensorDataset
@@ -30,18 +29,13 @@ class Net(L.LightningModule):
         self.log("val_loss", torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1]))
     def configure_optimizers(self): return torch.optim.SGD(self.parameters(), 0.1)
 data = TensorDataset(torch.randn(160, 8), torch.randint(2, (160,)))
-callbacks = []
-if "auto" not in sys.argv:
-    from jobkit.program.lightning import JobkitCallback
-    callbacks = [JobkitCallback()]
 trainer = L.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, logger=False,
-    callbacks=callbacks, accumulate_grad_batches=2, enable_progress_bar=False,
-    enable_model_summary=False)
+    accumulate_grad_batches=2, enable_progress_bar=False, enable_model_summary=False)
 trainer.fit(Net(), DataLoader(data, 4), DataLoader(data, 80))
 """
 
 TRANSFORMERS = """
-import sys, torch
+import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 class Data(torch.utils.data.Dataset):
     def __init__(self, rows, leap): self.rows, self.leap = rows, leap
@@ -52,19 +46,15 @@ class Data(torch.utils.data.Dataset):
         return {"input_ids": ids, "labels": ids}
 config = GPT2Config(vocab_size=10, n_positions=16, n_embd=16, n_layer=1, n_head=2,
     bos_token_id=0, eos_token_id=0)
-callbacks = []
-if "auto" not in sys.argv:
-    from jobkit.program.transformers import JobkitCallback
-    callbacks = [JobkitCallback()]
 args = TrainingArguments("out", per_device_train_batch_size=4, gradient_accumulation_steps=2,
     num_train_epochs=2, logging_steps=10, use_cpu=True, report_to=[], save_strategy="no",
     eval_strategy="epoch", disable_tqdm=True, ddp_backend="gloo")
 Trainer(model=GPT2LMHeadModel(config), args=args, train_dataset=Data(160, 0),
-    eval_dataset=Data(32, 1000 / 16), callbacks=callbacks).train()
+    eval_dataset=Data(32, 1000 / 16)).train()
 """
 
 ACCELERATE = """
-import sys, torch
+import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader, TensorDataset
 data = TensorDataset(torch.randn(160, 8), torch.randint(2, (160,)))
@@ -86,39 +76,24 @@ for epoch in range(2):
 """
 PROGRAMS = {"lightning": LIGHTNING, "transformers": TRANSFORMERS, "accelerate": ACCELERATE}
 
-MODULES = ("lightning", "transformers.trainer")
-
-
-@pytest.fixture(scope="module", params=["adapter", "auto"])
-def loaded(request: pytest.FixtureRequest) -> Iterator[tuple[str, Warm]]:
-    """The libraries, imported once and not by each rank.
-
-    By an adapter, without the start-up hook; or by that alone.
-    """
-    way: str = request.param
-    modules = [name for name in MODULES if importlib.util.find_spec(name.split(".")[0])]
-    made = Warm(*modules, auto=way == "auto")
-    yield way, made
-    made.close()
-
 
 @pytest.mark.long
 @pytest.mark.parametrize("library", ["lightning", "transformers"])
 def test_a_framework_is_measured_on_two_ranks(
-    library: str, loaded: tuple[str, Warm], tmp_path: Path
+    library: str, libraries: Warm, tmp_path: Path
 ) -> None:
-    check(library, *loaded, tmp_path)
+    check(library, libraries, tmp_path)
 
 
 def test_accelerate_is_measured_on_two_ranks(warm: Warm, tmp_path: Path) -> None:
-    check("accelerate", "auto", warm, tmp_path)
+    check("accelerate", warm, tmp_path)
 
 
-def check(library: str, way: str, warm: Warm, tmp_path: Path) -> None:
+def check(library: str, warm: Warm, tmp_path: Path) -> None:
     """The library measures what it trains, on both ranks."""
     if importlib.util.find_spec(library) is None:
         needs.unavailable(f"{library} is not installed (make venv, or pip install '.[adapters]')")
-    ran = warm.run(tmp_path, LEAP + PROGRAMS[library], way, ranks=2)
+    ran = warm.run(tmp_path, LEAP + PROGRAMS[library], ranks=2)
     assert ran.codes == [0, 0], ran.err
     for rank in range(2):
         # 160 samples in batches of 4, of which 2 are one step, on 2 ranks, for 2 epochs.
@@ -129,11 +104,5 @@ def check(library: str, way: str, warm: Warm, tmp_path: Path) -> None:
         assert sum(w["paused_s"] for w in windows) >= LEAP_S
         assert all(w["data_wait_s"] <= w["wall_s"] for w in windows)
     start = ran.records("run_start")[0]
-    source = "auto" if way == "auto" else library
-    found = (start["source"], start["unit"], start["world_size"])
-    assert found == (source, "samples", 2)
+    assert (start["source"], start["unit"], start["world_size"]) == ("auto", "samples", 2)
     assert ["[METRIC]" in out for out in ran.out] == [True, False]
-    if way == "adapter":
-        assert [e["epoch"] for e in ran.records("epoch")] == [0, 1]
-        assert all(e["val_loss"] > 0 and e["train_loss"] > 0 for e in ran.records("epoch"))
-        assert ran.records("run_end")[0]["status"] == "ok"
