@@ -46,7 +46,6 @@
 #                        all ranks works on, as tokens and 49152; first steps that do not count (5)
 #   --no-auto            of a command: do not count the steps of torch's optimizers
 #   --why N              steps that are profiled at each of a few places (5; 0: none)
-#   --stop-signal NAME   USR2 (default) or USR1: the signal that asks a run to save and end
 # Everything else is passed through to the training. After -- comes a command.
 #
 # USR2 a minute before the time limit (Slurm may send it up to a minute earlier), or TERM to the

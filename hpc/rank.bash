@@ -92,7 +92,7 @@ rank_run() {
   ((code)) || return 0
   name=$( ((code > 128)) && kill -l $((code - 128)) 2>/dev/null)
   ended=${name:+ended by SIG$name}
-  if [[ -n $name && $name == "${JOBKIT_STOP_SIGNAL-}" ]]; then
+  if [[ $name == USR2 ]]; then
     ended="ended by the stop signal, SIG$name, which the command does not handle"
   fi
   rank_say failed "$code $who${ended:-exit code $code}"

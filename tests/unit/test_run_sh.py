@@ -12,7 +12,6 @@ from jobkit.errors import UsageError
 from jobkit.launch import start
 from jobkit.launch.start import MAX_RESTARTS, NO_CRASH, WARNING_S
 from jobkit.processes import pid_namespace
-from jobkit.spec.runspec import RunSpec
 from support.place import ROOT, script
 from support.stub_srun import RUN, Fake
 
@@ -283,8 +282,8 @@ def test_the_ready_scripts_are_signalled_and_requeued_as_run_sh_is(name: str) ->
 
 
 def test_run_sh_has_the_numbers_of_the_core() -> None:
-    text, signal_name = RUN.read_text(), RunSpec().stop_signal
-    assert f"#SBATCH --signal={signal_name}@{WARNING_S}\n" in text
+    text = RUN.read_text()
+    assert f"#SBATCH --signal=USR2@{WARNING_S}\n" in text
     assert f"(default {MAX_RESTARTS})" in text
     assert 75 in NO_CRASH and not {1, 137} & {*NO_CRASH}
 

@@ -200,7 +200,7 @@ class SlurmPlace:
         name = f"drill-{paths.folder.name}"
         options = sbatch_options(shape, self.site, {**self.options, **more}, name)
         log = slurm_options.output_file(paths.log)
-        options |= {**slurm_options.warning(options, spec.stop_signal), "output": log, "error": log}
+        options |= {**slurm_options.warning(options), "output": log, "error": log}
         words = [f"--{k}" if v is True else f"--{k}={v}" for k, v in options.items()]
         write_whole(paths.site, self.site.shell())
         words = ["sbatch", "--parsable", *words, str(RUN_SH), *job_command(spec, paths, False)[2:]]

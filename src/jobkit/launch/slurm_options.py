@@ -91,7 +91,7 @@ def make_batches(
         options = sbatch_options(shape, site, request.options, name)
         if whole and "time" not in request.options:  # the site's limit is for one run
             options["time"] = str(math.ceil(minutes(site.time) * len(run_ids)))
-        options |= warning(options, plan.runs[runs[0]].stop_signal)
+        options |= warning(options)
         size = len(runs) if whole else max_array_size()
         for begin in range(0, len(runs), size):
             part = tuple(runs[begin : begin + size])
@@ -146,14 +146,14 @@ def sbatch_options(shape: Shape, site: Site, overrides: Options, name: str) -> O
     return options
 
 
-def warning(options: Options, stop_signal: str) -> Options:
+def warning(options: Options) -> Options:
     """The options for a signal before the time limit and for requeueing, where the user gave none.
 
     A limit of a few minutes leaves no time: Slurm may send the signal a minute early, which could
     be at the start. submitit always asks for a signal; CONT does nothing.
     """
     short = minutes(str(options["time"])) < _WARNED_FROM_MIN
-    more: Options = {"signal": "CONT@1" if short else f"{stop_signal}@{WARNING_S}"}
+    more: Options = {"signal": "CONT@1" if short else f"USR2@{WARNING_S}"}
     more |= {} if "no-requeue" in options else {"requeue": True}
     return {key: value for key, value in more.items() if key not in options}
 

@@ -46,8 +46,7 @@ OPTIONS = {
     "unit": (r"[^\x00-\x1f\x7f]+", "text without a control character"),
     "work-per-step": (r"[0-9]+(\.[0-9]+)?([eE][+]?[0-9]{1,2})?", "a number above 0"),
     "warmup-steps": NUMBER,
-    "stop-signal": (r"USR[12]", "USR1 or USR2"),  # these two are the training's as well
-    "why": (NUMBER[0], "a whole number of steps, 0 or more"),
+    "why": (NUMBER[0], "a whole number of steps, 0 or more"),  # the training's as well
 }
 FLAGS = ("preflight", "comm", "no-auto", "help-training", "check", "dry-run")
 OF_A_COMMAND = ("launcher", "unit", "work-per-step", "warmup-steps", "no-auto")
@@ -83,7 +82,6 @@ class Run:
     launcher: str  # of a command; training
     module: str  # of the training
     only: str  # check or dry-run: nothing is written
-    stop_signal: str  # on which the run saves and ends
     allocation: bool
     python: str  # of the ranks
     nodes: int = 1
@@ -181,13 +179,13 @@ def read_run(argv: Sequence[str]) -> Run:
         only=next((name for name in ("check", "dry-run") if name in options), ""),
         launcher=options.get("launcher", "srun") if command else "training",
         module="jobkit.checks.comm" if "comm" in options else "jobkit.payload.main",
-        stop_signal=options.get("stop-signal", "USR2"), machine=int(options.get("node-rank", 0)),
+        machine=int(options.get("node-rank", 0)),
         allocation=bool(os.environ.get("SLURM_JOB_ID")),
         python=os.environ.get("JOBKIT_PYTHON") or "python",
     )  # fmt: skip
     check_options(run)
-    shared = [f"--{name}={options[name]}" for name in ("stop-signal", "why") if name in options]
-    run.training += [*shared, *(["--dry-run"] if "dry-run" in options else [])]
+    run.training += [f"--why={why}"] if (why := options.get("why")) else []
+    run.training += ["--dry-run"] if "dry-run" in options else []
     if "help-training" in options:
         run.training = ["--help"]
     elif run.allocation:
@@ -352,7 +350,7 @@ def command_environment(run: Run, env: dict[str, str]) -> dict[str, str]:
     env |= {"JOBKIT_RUN_DIR": str(run.folder), "JOBKIT_RUN_ID": run.folder.name}
     env |= {"JOBKIT_STUDY": run.folder.parent.name, "JOBKIT_ATTEMPT": str(run.attempt)}
     env |= {"JOBKIT_WARMUP_STEPS": run.options.get("warmup-steps", "5")}
-    env |= {"JOBKIT_WHY": run.options.get("why", "5"), "JOBKIT_STOP_SIGNAL": run.stop_signal}
+    env["JOBKIT_WHY"] = run.options.get("why", "5")
     # The user's own folders stay first; jobkit, for its meter, comes last.
     parts = [p for p in env.get("PYTHONPATH", "").split(":") if p not in ("", root, auto)] + [root]
     if "no-auto" not in run.options:

@@ -175,7 +175,6 @@ def start_here(
 
 def follow(run: Run, children: Children, signals: Signals) -> int:
     """Wait for the end of an attempt; return its exit code. Each signal is handed on once."""
-    number = signal.Signals[f"SIG{run.stop_signal}"]
     by_torchrun = not run.allocation and run.launcher in ("torchrun", "training")
     watch = Watch(run.folder) if run.command and run.launcher != "once" else None
     may_hang = run.allocation and not run.command and not run.only
@@ -186,7 +185,7 @@ def follow(run: Run, children: Children, signals: Signals) -> int:
                 run.stopped = 130 if signum == signal.SIGINT else int(Exit.TERMINATED)
                 by_slurm = run.allocation and signum == signal.SIGTERM
                 end_at = time.monotonic() + TERM_GRACE_S * by_slurm
-            warned = warned or signum == number
+            warned = warned or signum == signal.SIGUSR2
         now = time.monotonic()
         if now >= end_at:
             children.end()
@@ -196,7 +195,7 @@ def follow(run: Run, children: Children, signals: Signals) -> int:
                 pids = children_of(pids[0])
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
+                    os.kill(pid, signal.SIGUSR2)
             warned = not pids  # torchrun has none yet
         if watch:
             watch.look()

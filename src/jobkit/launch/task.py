@@ -54,7 +54,7 @@ def _run(folder: Path, command: list[str], signals: Signals) -> tuple[int, bool]
             if signum in END_SIGNALS:
                 stopped = True
                 children.end()
-            else:  # run.sh knows which of them is the stop signal
+            else:
                 children.send(signum)
     return children.codes()[0] or 0, stopped
 

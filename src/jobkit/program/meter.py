@@ -44,8 +44,8 @@ class StopRequest(Guarded):
         self._asked = False
 
     def listen(self) -> None:
-        """Receive the stop signal (JOBKIT_STOP_SIGNAL, else USR2), in the main thread only."""
-        number = signal.Signals[f"SIG{os.environ.get('JOBKIT_STOP_SIGNAL') or 'USR2'}"]
+        """Receive the stop signal in the main thread only."""
+        number = signal.SIGUSR2
         main = threading.current_thread() is threading.main_thread()
         if main and signal.getsignal(number) != self._receive:  # of an earlier start()
             self._before[number] = signal.signal(number, self._receive)

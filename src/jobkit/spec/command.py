@@ -135,10 +135,6 @@ class ProgramOptions:
     why: int = setting(
         5, "command: steps profiled at each of a few places; 0: none", low=0, identity=False
     )
-    stop_signal: str = setting(
-        "USR2", "command: signal that asks each rank to end",
-        choices=("USR1", "USR2"), identity=False,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,8 +191,8 @@ class CommandSpec(ProgramOptions, AnyRun):
 
     def arguments(self) -> list[str]:
         """run.sh's options of a command, and the command."""
-        words = ["--launcher", self.launcher, "--stop-signal", self.stop_signal]
-        words += ["--warmup-steps", str(self.warmup_steps), "--why", str(self.why)]
+        words = ["--launcher", self.launcher, "--warmup-steps", str(self.warmup_steps)]
+        words += ["--why", str(self.why)]
         words += ["--unit", self.unit] if self.unit else []
         if self.work_per_step is not None:
             words += ["--work-per-step", f"{self.work_per_step:.15g}"]

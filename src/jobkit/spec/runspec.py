@@ -242,12 +242,6 @@ class RunSpec(AnyRun):
     checkpoint_checksums: bool = setting(
         False, "read each file of a checkpoint again for its SHA-256", identity=False
     )
-    stop_signal: str = setting(
-        "USR2",
-        "signal on which a run saves a checkpoint and ends",
-        choices=("USR1", "USR2"),
-        identity=False,
-    )
     warmup_iterations: int = setting(
         5, "first iterations, which are not timed", low=0, group="measurement"
     )

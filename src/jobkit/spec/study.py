@@ -189,8 +189,7 @@ class Study(ProgramOptions):
         """The study with some fields or settings replaced; a replaced setting is swept no more."""
         fields = {k: v for k, v in overrides.items() if k in self.__dataclass_fields__}
         if not (self.command or "command" in fields):
-            for name in ("stop_signal", "why"):  # which are settings too
-                fields.pop(name, None)
+            fields.pop("why", None)  # which is a setting too
         if "work" in fields:
             fields["work"] = {**self.work, **fields["work"]}
         rest = {k: v for k, v in overrides.items() if k not in fields}

@@ -45,7 +45,7 @@ def test_a_run_for_each_size_and_value_with_its_placeholders_replaced() -> None:
 
 def test_the_words_for_run_sh() -> None:
     (spec,) = nano(gpus=(2,), sweep={}, auto=False).expand().runs.values()
-    options = "--launcher srun --stop-signal USR2 --warmup-steps 5 --why 5 --unit tokens"
+    options = "--launcher srun --warmup-steps 5 --why 5 --unit tokens"
     words = [*options.split(), "--work-per-step", "491520", "--no-auto", "--", *spec.command]
     assert spec.arguments() == words
 
