@@ -88,8 +88,6 @@ KINDS: dict[str, dict[str, str]] = {
         "epoch": "the epoch, as the program numbers it; null: not known",
         "step_p50_s": "median of the steps' times; on a GPU by events on its stream, of the steps "
         "without a pause or an evaluation before them",
-        "step_p95_s": "95th percentile of the steps' times, likewise",
-        "step_p99_s": "99th percentile of the steps' times, likewise",
         "step_max_s": "longest time of a step, likewise",
         "warmup": "true: steps of the warm-up, not compared",
         "values": "the program's own numbers, such as train_loss: the last of each in the window",

@@ -84,8 +84,7 @@ def test_percentiles_are_those_of_the_gpu(tmp_path: Path, meter, device: FakeDev
     meter.close()
     found = window(tmp_path)
     assert found["steps"] == 20 and not found["warmup"]
-    names = ("step_p50_s", "step_p95_s", "step_p99_s", "step_max_s")
-    assert [found[name] for name in names] == pytest.approx([2.0, 3.0, 5.0, 5.0])
+    assert (found["step_p50_s"], found["step_max_s"]) == pytest.approx((2.0, 5.0))
     assert device.waits == waits + 1, "only the end of a window waits for the GPU"
 
 

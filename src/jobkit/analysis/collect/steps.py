@@ -17,7 +17,7 @@ MAX_ROWS = 1000  # of one run in steps.csv or samples.csv
 IN_STEPS = "steps/s"  # the unit of a rate whose work is not known
 NO_UNIT = "units"  # of work that is counted or stated without a unit
 TRAINING = "training"  # jobkit's own, whose rate is that of its epochs
-PERCENTILES = ("step_p50_s", "step_p95_s", "step_p99_s", "step_max_s")
+PERCENTILES = ("step_p50_s", "step_max_s")
 _TOO_LARGE = 1 << 63  # to be computed with
 
 

@@ -147,8 +147,6 @@ throughput_source TEXT what measured it: meter, auto, pattern NAME, metric lines
     training, or the wall time of the run
 step_time_s NUMBER time of one optimizer step, without the warm-up
 step_p50_s NUMBER median time of a step: the median of the windows', by steps
-step_p95_s NUMBER 95th percentile of the time of a step, likewise
-step_p99_s NUMBER 99th percentile of the time of a step, likewise
 step_max_s NUMBER longest time of a step
 steps_timed COUNT optimizer steps in these times
 wall_time_s NUMBER from the start of the run's job to its end
@@ -194,7 +192,7 @@ time_s NUMBER wall time of these steps, maximum over ranks, without pauses
 throughput NUMBER rate over all ranks, in throughput_unit
 throughput_unit TEXT unit of throughput
 data_wait_s NUMBER part of time_s spent waiting for batches, maximum over ranks
-step_p50_s,step_p95_s,step_p99_s,step_max_s NUMBER =results
+step_p50_s,step_max_s NUMBER =results
 """)
 SAMPLES = _columns(f"""
 {_OF_RUN}
