@@ -50,11 +50,6 @@ VENDORS = {
 
 def count_gpus(environ: Mapping[str, str] = os.environ) -> int:
     """Return how many GPUs a process started here would see."""
-    return _visible(environ)[1]
-
-
-def _visible(environ: Mapping[str, str]) -> tuple[Vendor | None, int]:
-    """Whose GPUs are here, and how many of them a process started here would see."""
     for vendor in VENDORS.values():
         # The first of its commands that is there and works.
         lines = next(filter(None, (_printed(*command) for command in vendor.listings)), [])
@@ -63,22 +58,8 @@ def _visible(environ: Mapping[str, str]) -> tuple[Vendor | None, int]:
             # CUDA shows a process one instance only of GPUs that are partitioned (MIG).
             count = 1 if "MIG" in names else len(names)
             chosen = (_chosen(environ.get(name), count) for name in vendor.visible)
-            return vendor, min(count, *chosen)
-    return None, 0
-
-
-def lendable_gpus(environ: Mapping[str, str] = os.environ) -> tuple[str, list[str]]:
-    """The variable that chooses among the GPUs that a process started here would see, and these.
-
-    ROCR_VISIBLE_DEVICES stays as it is: the other variables choose among what it leaves.
-    """
-    vendor, count = _visible(environ)
-    if vendor is None or not count:
-        return "", []
-    names = [name for name in vendor.visible if name != "ROCR_VISIBLE_DEVICES"]
-    name = next((name for name in names if name in environ), names[0])
-    ids = (environ.get(name) or ",".join(map(str, range(count)))).split(",")
-    return name, [gpu.strip() for gpu in ids[:count]]
+            return min(count, *chosen)
+    return 0
 
 
 def _chosen(text: str | None, count: int) -> int:

@@ -168,8 +168,8 @@ def _add_main_arguments(options: StudyParser) -> None:
     add = _begin_group(options, "launch")
     add("--site", f"where to run: local (this machine), slurm, {sites}, or a TOML file (default: "
         "this cluster's, where there is Slurm, else local)", "NAME")  # fmt: skip
-    add("--max-running", "runs at a time, on Slurm of each size (default: 1 on this machine, no "
-        "limit on Slurm)", type=int, dest="at_once")  # fmt: skip
+    add("--max-running", "on Slurm: runs of each size at a time (default: no limit); on this "
+        "machine it is 1", type=int, dest="at_once")  # fmt: skip
     add("--only", f"start only the runs with this status: missing, {ends}", "STATUS",
         choices=("missing", *BAD_ENDS))  # fmt: skip
     add("--max-restarts", "starts of a run after its first one: on Slurm after an early stop with "

@@ -33,7 +33,7 @@ class LaunchRequest:
     """Where and how the runs of a plan are started."""
 
     site: str | None = None  # local, slurm, a site's name or file; None: this cluster's
-    at_once: int | None = None  # concurrent runs, on Slurm of each size (None: one here, there all)
+    at_once: int | None = None  # on Slurm: concurrent runs of each size (None: all); here it is one
     detach: bool = False  # on this machine: continue when this process ends (Slurm jobs always do)
     only: str | None = None  # start only the runs with this status
     options: dict[str, str | bool] = field(default_factory=dict)  # for sbatch

@@ -51,7 +51,7 @@ class Launch:
     @property
     def at_once(self) -> int | None:
         """How many runs are at work at a time; None: as many as Slurm starts."""
-        return self.request.at_once or (1 if self.site is None else None)
+        return 1 if self.site is None else self.request.at_once
 
     def states(self) -> dict[str, RunState]:
         """The current state of each planned run."""
@@ -181,6 +181,7 @@ def _check_here(prepared: Launch) -> None:
     local.check(plan)
     options = [f"--{name}" for name in request.options]
     options += ["--within-allocation"] * request.within_allocation
+    options += ["--max-running"] * ((request.at_once or 1) > 1)
     options += ["--gpu-request"] * (request.gpu_request is not None)
     if options:
         where = "but the runs start on this machine (see --site)"
@@ -229,12 +230,9 @@ def start(prepared: Launch) -> None:
     """Save the plan and start what was prepared. Raises UsageError while another launch is on."""
     plan, request, paths = prepared.plan, prepared.request, prepared.plan.paths
     prepared.looks = States(plan)  # runs that had ended begin again
-    if prepared.run_ids:
-        if os.path.lexists(paths.launcher_lock):  # else nothing holds it, and none is made
-            with local.held(paths):
-                pass
-        if prepared.site is None:
-            local.refuse_orphans(paths)
+    if prepared.run_ids and os.path.lexists(paths.launcher_lock):  # else nothing holds it
+        with local.held(paths):
+            pass
     try:
         plan.save()
     except OSError as error:

@@ -21,7 +21,7 @@ from typing import Any
 from jobkit import entry
 from jobkit.errors import Exit, UsageError, command
 from jobkit.files import append_to, locked
-from jobkit.gpus import count_gpus, lendable_gpus
+from jobkit.gpus import count_gpus
 from jobkit.launch.command import (
     LaunchRequest,
     clean_environment,
@@ -40,8 +40,6 @@ from jobkit.processes import (
     end_process,
     identify,
     is_alive,
-    is_at_work,
-    is_own,
 )
 from jobkit.spec.command import CommandSpec
 from jobkit.spec.runspec import RunSpec
@@ -88,21 +86,6 @@ def warnings(plan: Plan) -> list[str]:
     return texts
 
 
-def refuse_orphans(study: StudyPaths) -> None:
-    """Raise UsageError where a run of the folder is at work though its launcher was killed: one
-    more run would be timed beside it. A run that is not of today's plan counts as well.
-    """
-    for path in sorted(study.folder.glob("*/job.json")):
-        job = read_json(path) or {}
-        if job.get("launcher") == "local" and job.get("ended") is None and is_at_work(job):
-            # Where run.sh was killed itself, or has ended since.
-            at_work = job if is_alive(job) else job.get("child")
-            if isinstance(at_work, Mapping) and is_own(pid := at_work["pid"]):
-                what = f"{path.parent.name} of {study.folder.name} still runs, as process {pid}"
-                how = f"wait for its end, or end it: kill {pid}"
-                raise UsageError(f"{what}, though its launcher was killed: {how}")
-
-
 # --- one launcher for each study: the kernel frees its lock when the holder ends ------------------
 
 
@@ -131,54 +114,33 @@ def busy(study: StudyPaths) -> UsageError:
 
 
 def drive(study: StudyPaths, order: Mapping[str, Any], signals: Signals) -> None:
-    """Run the runs of the order; return when all have ended or a signal has requested the end.
+    """Run the runs of the order in turn; return after the last one, or the one that was ended.
 
-    order: of each run the line that starts it and how many GPUs it wants (None: all), in the order
-    in which they start; how many are at work at a time; and the process with which they end.
+    order: of each run the line that starts it, and the process with which they end.
     """
     adopt_orphans()
     environ = {"JOBKIT_PYTHON": sys.executable, **clean_environment(os.environ)}
     environ["JOBKIT_LAUNCHER"] = "local"
-    runs, at_once, parent = order["runs"], order["at_once"], order["parent"]
-    # Runs that are at work at a time see GPUs of their own; one alone sees what its user sees.
-    variable, gpus = "", list[str]()
-    if at_once > 1 and any(run["gpus"] != 0 for run in runs.values()):
-        variable, gpus = lendable_gpus(environ)
-    waiting, free, stopped = list(runs), list(gpus), False
-    working = dict[str, tuple[Children, list[str]]]()
-    while working or (waiting and not stopped):
-        while waiting and not stopped and len(working) < at_once:
-            # With too few for its ranks a run gets all: it warns, and computes on the CPU.
-            wanted = runs[waiting[0]]["gpus"]
-            count = len(gpus) if wanted is None else min(wanted, len(gpus))
-            if count > len(free):  # in order: a later run with fewer ranks would delay this one
-                break
-            lent, free = free[:count], free[count:]
-            run_id = waiting.pop(0)
-            paths, env = study.run(run_id), environ | ({variable: ",".join(lent)} if lent else {})
-            children = Children(LIMIT_S)
-            paths.folder.mkdir(parents=True, exist_ok=True)
-            try:
-                with append_to(paths.log) as log:
-                    children.start(runs[run_id]["line"], env, session=False, output=log)
-                working[run_id] = children, lent
-            except OSError as error:
-                print(f"{paths.log}: {error.strerror}", file=sys.stderr)
-                free += lent
-                _note_end(paths, Exit.FAILED)
-        end = any(signum in END_SIGNALS for signum in signals.wait(0.25))
-        # The process that watches may have ended, with which the runs are to end.
-        if not stopped and (end or (parent is not None and os.getppid() != parent)):
-            stopped = True
-            for children, _ in working.values():
+    for run_id, line in order["runs"].items():
+        paths, children, stopped = study.run(run_id), Children(LIMIT_S), False
+        paths.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with append_to(paths.log) as log:
+                children.start(line, environ, session=False, output=log)
+        except OSError as error:
+            print(f"{paths.log}: {error.strerror}", file=sys.stderr)
+            _note_end(paths, Exit.FAILED)
+            continue
+        while not children.poll():
+            end = any(signum in END_SIGNALS for signum in signals.wait(0.25))
+            # The process that watches may have ended, with which the runs are to end.
+            if end or order["parent"] not in (None, os.getppid()):
+                stopped = True
                 children.end()
-        for run_id, (children, lent) in list(working.items()):
-            if children.poll():
-                del working[run_id]
-                free = sorted([*free, *lent], key=gpus.index)
-                _note_end(study.run(run_id), children.codes()[0])
-        if not working:  # what a run leaked must not disturb the next one
-            end_descendants(grace_s=GRACE_S)
+        _note_end(paths, children.codes()[0])
+        end_descendants(grace_s=GRACE_S)  # what a run leaked must not disturb the next one
+        if stopped:
+            return
 
 
 def _note_end(paths: RunPaths, code: int | None) -> None:
@@ -220,9 +182,7 @@ def start(plan: Plan, run_ids: Sequence[str], request: LaunchRequest) -> "subpro
     paths, runs = plan.paths, {}
     for run_id in run_ids:
         spec = plan.runs[run_id]
-        line = local_command(spec, paths.run(run_id).folder, request.max_restarts)
-        gpus = 0 if spec.device == "cpu" else spec.world_size
-        runs[run_id] = {"line": line, "gpus": None if spec.whole_node else gpus}
+        runs[run_id] = local_command(spec, paths.run(run_id).folder, request.max_restarts)
         leave_spec(paths, run_id, spec)
     parent = None if request.detach else os.getpid()
     # The folder is for cancel: by these words a process is known as the study's.
@@ -235,7 +195,7 @@ def start(plan: Plan, run_ids: Sequence[str], request: LaunchRequest) -> "subpro
         )  # fmt: skip
     assert driver.stdin and driver.stdout
     with driver.stdin as to_driver:
-        json.dump({"runs": runs, "at_once": request.at_once or 1, "parent": parent}, to_driver)
+        json.dump({"runs": runs, "parent": parent}, to_driver)
     if driver.stdout.readline().strip() != "taken":
         if driver.wait() == Exit.USAGE:  # another launcher came first
             raise busy(paths)

@@ -71,6 +71,7 @@ BAD = [
     (["--study", "demo", "--gpus", "2x2"], "this machine is one"),
     (["--study", "demo", "--partition", "x"], "--partition is an option for Slurm"),
     (["--study", "demo", "--max-running", "0"], "--max-running"),
+    (["--study", "demo", "--max-running", "2"], "--max-running is an option for Slurm"),
     (["--study", "demo", "--", "oops"], "demo is a study of jobkit's own training"),
     (["--study", "demo", "--", "--nice=100"], "write an option of sbatch as --sbatch --nice=100"),
     (["--study", "demo", "--"], "-- needs a command after it"),

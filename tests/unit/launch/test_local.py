@@ -17,7 +17,6 @@ from jobkit.outcome.state import run_state
 from jobkit.paths import RunPaths, read_json
 from jobkit.spec.study import Plan, Study
 from support.fake_study import logs
-from support.place import script
 from support.stub_srun import Kit
 
 MARKER = "s3cr3t-of-the-user"
@@ -32,18 +31,16 @@ def plan_of(folder: Path, text: str, repeats: int = 1) -> Plan:
     return plan
 
 
-def drive(folder: Path, text: str, at_once: int = 1, repeats: int = 1, **env: str) -> list[str]:
+def drive(folder: Path, text: str, repeats: int = 1, **env: str) -> list[str]:
     seen, plan = folder / "seen", plan_of(folder, text, repeats)
-    runs = {
-        run_id: {"line": local_command(spec, plan.paths.run(run_id).folder), "gpus": 1}
-        for run_id, spec in plan.runs.items()
-    }
+    folders = {run_id: plan.paths.run(run_id).folder for run_id in plan.runs}
+    runs = {run_id: local_command(spec, folders[run_id]) for run_id, spec in plan.runs.items()}
     own = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
     argv = [sys.executable, "-m", "jobkit.launch.local", str(plan.paths.folder)]
     with subprocess.Popen(argv, stdin=-1, stdout=-1, text=True, env=own | env) as driver:
         assert driver.stdin
         with driver.stdin:
-            json.dump({"runs": runs, "at_once": at_once, "parent": None}, driver.stdin)
+            json.dump({"runs": runs, "parent": None}, driver.stdin)
         if text.startswith("exec sleep"):
             while not seen.exists() and driver.poll() is None:
                 time.sleep(0.05)
@@ -86,19 +83,6 @@ def test_a_run_sees_the_devices_that_its_user_sees(tmp_path: Path, devices: dict
     shown = [x for x in seen if x.startswith(("CUDA_VISIBLE", "SLURM_", "JOBKIT_LAUNCHER"))]
     assert shown == [f"{name}={value}" for name, value in devices.items()]
     assert "WORLD_SIZE=1" in seen
-
-
-def test_runs_at_work_at_a_time_see_gpus_of_their_own(tmp_path: Path) -> None:
-    """Each of the first two waits until both have begun; the third gets what is free again."""
-    (tmp_path / "bin").mkdir()
-    two = '#!/bin/sh\necho "GPU 0: a (UUID: GPU-a)"; echo "GPU 1: b (UUID: GPU-b)"\n'
-    smi = script(tmp_path / "bin" / "nvidia-smi", two)
-    both = f'for i in $(seq 200); do [ "$(ls {tmp_path} | grep -c "^gpu")" -gt 1 ] && exit; '
-    text = f"touch {tmp_path}/gpu$CUDA_VISIBLE_DEVICES; {both} sleep 0.05; done; exit 1"
-    path = f"{smi.parent}{os.pathsep}{os.environ['PATH']}"
-    drive(tmp_path, text, at_once=2, repeats=3, PATH=path)
-    assert sorted(path.name for path in tmp_path.glob("gpu*")) == ["gpu0", "gpu1"]
-    assert {run_state(paths).status for paths in runs()} == {"ok"}
 
 
 def test_runs_are_started_one_after_the_other_whatever_becomes_of_the_first(tmp_path) -> None:
