@@ -292,7 +292,6 @@ def measure(request: Request, place: RankEnv, paths: RunPaths, attempt: int) -> 
         if place.rank == 0:
             write_outcome(paths, attempt, "ok", 0)
         report.say(f"wrote {paths.comm_csv} and {paths.comm_json.name}")
-        report.say(f"next: python -m jobkit plot-comm {paths.folder}")
         dist.barrier()  # rank 0 may serve the store that the others end with
         group.close()
     except Exception as error:

@@ -21,7 +21,6 @@ EPILOG = """examples:
   python -m jobkit comm --nproc-per-node 2 --max-bytes 64M
   sbatch --nodes=2 --ntasks-per-node=4 hpc/comm.sh
   srun python -m jobkit comm --run-dir logs/comm/mine --ops all_reduce sendrecv
-  python -m jobkit plot-comm                    the figures of the newest measurement
 
 As nccl-tests define it, algbw (algorithm bandwidth) is bytes / time, and busbw (bus bandwidth) is
 that times 2(n-1)/n for all_reduce, (n-1)/n for all_gather, reduce_scatter and all_to_all, 1 for

@@ -87,7 +87,6 @@ def test_a_run_leaves_records_and_files(tmp_path: Path, monkeypatch: pytest.Monk
     assert records[-1]["kind"] == "run_end" and records[-1]["status"] == "ok"
     assert (read_json(paths.outcome(0)) or {})["status"] == "ok"
     assert done.stdout.count("[METRIC]") == len(records)
-    assert f"next: python -m jobkit plot-comm {folder}" in done.stdout
 
 
 def test_iterations_fit_in_a_second_but_three_there_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The communication benchmark's results: bandwidths, fitted lines, files, options, the figure."""
+"""The communication benchmark's results: bandwidths, fitted lines, files and options."""
 
 import random
 import subprocess
@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from jobkit.analysis.figures import comm as figures
 from jobkit.checks import comm as door
 from jobkit.errors import UsageError, read_bytes
 from jobkit.metric import comm
@@ -127,32 +126,3 @@ def test_run_sh_starts_it_in_a_folder_of_its_own(tmp_path: Path) -> None:
     assert words[:2] == ["--ops", "all_reduce"]
     folder = Path(words[words.index("--run-dir") + 1])
     assert folder.parent == run.folder / "logs" / "comm" and folder.is_dir()
-
-
-def test_a_line_for_each_operation_in_both_panels() -> None:
-    samples = [*made("all_reduce"), *made("sendrecv", "inter_node", rate=1.0)]
-    drawn = figures.comm_figure(samples, {"backend": "gloo", "device": "A Processor"})
-    bandwidth, time = drawn.axes
-    assert [list(one.get_xdata()) for one in bandwidth.lines] == [SIZES, SIZES]
-    assert list(bandwidth.lines[0].get_ydata()) == [s.bus_gb_per_s for s in made()]
-    assert len(time.lines) == 4  # and the fitted ones
-    assert list(time.lines[1].get_ydata()) == pytest.approx([s.time_s for s in made()])
-    assert bandwidth.get_xscale() == bandwidth.get_yscale() == time.get_yscale() == "log"
-    assert bandwidth.get_title(loc="left") == "4 ranks on 1 node | gloo | A Processor"
-    names = [text.get_text() for text in drawn.legends[0].get_texts()]
-    assert names[:2] == ["all_reduce", "sendrecv, inter-node"]
-
-
-def test_the_newest_is_drawn(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path))
-    assert figures.main([]) == 2
-    assert "run python -m jobkit comm first" in capsys.readouterr().err
-    folder = tmp_path / "comm" / "job-7"
-    folder.mkdir(parents=True)
-    (folder / "comm.csv").write_text(comm.to_csv(made()))
-    assert figures.main([]) == 0
-    assert (folder / "comm.png").read_bytes().startswith(b"\x89PNG")
-    assert (folder / "comm.svg").exists()
-    (folder / "comm.csv").write_text(comm.to_csv([]))
-    assert figures.main([str(folder)]) == 2
-    assert "has no row" in capsys.readouterr().err
