@@ -10,7 +10,8 @@ FILES = ("run.sh", "run_benchmarks.py", "collect_results.py", "plot_results.py",
 PATTERNS = (*FILES, "edf.toml", "hpc/*.sh", "hpc/*.bash", "hpc/minicluster")
 PATTERNS += ("hpc/sites/*.toml", "hpc/studies/*.toml", "hpc/patterns/*.toml")
 PATTERNS += ("hpc/inference/infer.cpp", "hpc/inference/CMakeLists.txt")
-PATTERNS += ("docs/exercises/*.py", "docs/exercises/*.md", "docs/exercises/skeletons/*.txt")
+PATTERNS += ("docs/exercises/*.py", "docs/exercises/*.md", "docs/exercises/*.toml")
+PATTERNS += ("docs/exercises/skeletons/*.txt",)
 INSTALLED = Path("jobkit", "_kit")  # as jobkit.paths knows it
 
 # In the checkout src/ holds the packages and nothing else, so that it can be put on PYTHONPATH for

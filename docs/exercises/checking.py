@@ -62,8 +62,13 @@ def by_rank(values):
     return ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
 
 
-def main(number, path):
-    """Print what is right and wrong; return 4 where something is wrong."""
+def main(*words):
+    """Print what is right and wrong; return 4 where something is wrong, 2 for wrong usage."""
+    numbers = sorted(path.stem for path in Path(__file__).parent.glob("skeletons/*.txt"))
+    if len(words) != 2 or words[0] not in numbers or not Path(words[1]).is_file():
+        print(f"usage: checking.py NUMBER FILE: one of {', '.join(numbers)}, and a file of yours")
+        return 2
+    number, path = words
     remarks = check(number, str(Path(path).resolve()))
     for ok, text in remarks:
         print("ok   " if ok else "WRONG", text)

@@ -21,9 +21,9 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from jobkit.analysis.collect.results import collect
-from jobkit.exercise import FOLDER
+from jobkit.paths import REPOSITORY
 
-sys.path.insert(0, str(FOLDER))  # the exercises' scripts
+sys.path.insert(0, str(REPOSITORY / "docs" / "exercises"))  # the exercises' scripts
 import exercise_3_1
 import exercise_4_1
 import exercise_4_2

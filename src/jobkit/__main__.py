@@ -32,7 +32,6 @@ GROUPS = {
     "learn: plan and understand": {
         "memory": ("jobkit.planner.memory", "main", "predict the memory of each strategy"),
         "advise": ("jobkit.planner.advise", "main", "recommend a strategy, with reasons"),
-        "exercise": ("jobkit.exercise", "main", "exercises: probes, checks of your own files"),
     },
 }
 COMMANDS = {name: row for group in GROUPS.values() for name, row in group.items()}

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import checking
-from jobkit.exercise import FOLDER
 from ranks import RankError
+from support.place import ROOT
 
 pytestmark = pytest.mark.usefixtures("fork_server")
 # What solves an exercise and is not in its skeleton: no check may name it.
@@ -158,7 +158,7 @@ def test_a_right_solution_passes_and_a_skeleton_does_not(number: str, tmp_path: 
     path.write_text(RIGHT[number])
     every = checking.check(number, str(path))
     assert len(every) >= 4 and [text for ok, text in every if not ok] == []
-    ((ok, text),) = checking.check(number, str(FOLDER / "skeletons" / f"{number}.txt"))
+    ((ok, text),) = checking.check(number, str(ROOT / "docs/exercises/skeletons" / f"{number}.txt"))
     assert not ok and re.search(r"\w+\(\) is not completed, line \d+", text)
 
 
@@ -201,3 +201,13 @@ def test_what_ended_a_rank_is_said_in_words(monkeypatch, error: str, said: str) 
     monkeypatch.setattr(checking, "on_ranks", fail)
     ((ok, text),) = checking.check("3.1", "mine.py")
     assert not ok and said in text
+
+
+def test_the_script_takes_a_number_and_a_file(tmp_path: Path, capsys) -> None:
+    skeleton = str(ROOT / "docs/exercises/skeletons/5.1.txt")
+    assert checking.main("5.1", skeleton) == 4
+    assert "WRONG main() is not completed" in capsys.readouterr().out
+    for words in ([], ["5.1"], ["1.1", skeleton], ["5.1", str(tmp_path / "none.py")]):
+        assert checking.main(*words) == 2
+        (line,) = capsys.readouterr().out.splitlines()
+        assert "one of 2.1, 3.1, 4.1, 5.1, 6.1" in line

@@ -1,6 +1,6 @@
 """The scripts of the exercises: what they measure is what the chapters say."""
 
-from argparse import Namespace
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,22 +15,21 @@ import exercise_4_2 as ex42
 import exercise_4_3 as ex43
 import exercise_5_1 as ex51
 import exercise_6_1 as ex61
-from jobkit import exercise
-from jobkit.errors import Exit
-from jobkit.exercise import COMMANDS, FOLDER, read_exercises
-from jobkit.launch.cli import make_parser, make_plan
 from ranks import show
+from support.place import ROOT
 
 pytestmark = pytest.mark.usefixtures("fork_server")
 
 
-def test_every_exercise_has_its_page_and_its_files() -> None:
-    for number, (_, page) in read_exercises().items():
-        name = f"{number.replace('.', '_')}.py"
-        assert f"jobkit exercise {number}\n" in page.read_text()
-        assert (FOLDER / f"exercise_{name}").exists() != (number in COMMANDS)
-        has_skeleton = (FOLDER / "skeletons" / f"{number}.txt").exists()
-        assert (FOLDER / f"check_{name}").exists() == has_skeleton
+def test_every_exercise_has_its_chapter_and_its_files() -> None:
+    folder = ROOT / "docs" / "exercises"
+    text = "".join(page.read_text() for page in folder.glob("*.md"))
+    titles = {n.replace(".", "_") for n in re.findall(r"^## ([\d.]+) ", text, re.MULTILINE)}
+    scripts = {path.stem.removeprefix("exercise_") for path in folder.glob("exercise_*.py")}
+    assert titles - scripts == {"6_2", "7_1", "7_2"} and scripts < titles  # those are a study
+    assert all(f"python docs/exercises/exercise_{number}.py\n" in text for number in scripts)
+    to_complete = {path.stem.replace(".", "_") for path in folder.glob("skeletons/*.txt")}
+    assert to_complete == {path.stem.removeprefix("check_") for path in folder.glob("check_*.py")}
 
 
 # What a chapter says of each table.
@@ -85,31 +84,3 @@ def test_a_script_measures_what_its_chapter_says(probe: Any, right: Any, capsys:
     show(*table)
     said = capsys.readouterr().out
     assert right(table, lambda name: [row[head.index(name)] for row in rows]), said
-
-
-def test_the_command_lists_writes_and_checks(tmp_path, capfd, monkeypatch) -> None:
-    assert exercise.main([]) == Exit.OK
-    listed = capfd.readouterr().out
-    assert all(f"  {number}  " in listed for number in read_exercises())
-    mine = str(tmp_path / "mine.py")
-    assert exercise.main(["5.1", "--skeleton", mine]) == Exit.OK
-    assert exercise.main(["5.1", "--check", mine]) == Exit.THRESHOLD
-    assert "WRONG main() is not completed" in capfd.readouterr().out
-    for words in (["5.1", "--skeleton", mine], ["1.1", "--check", mine], ["9"], ["--check", mine],
-                  ["5.1", "--check", str(tmp_path / "none.py")]):  # fmt: skip
-        assert exercise.main(words) == Exit.USAGE
-        (line,) = capfd.readouterr().err.splitlines()
-        assert "None" not in line
-    calls = []
-    monkeypatch.setattr(exercise.subprocess, "run", lambda words: calls.append(words) or Failed)
-    assert exercise.main(["7.1"]) == Exit.FAILED and calls[0][3:5] == ["run", "--site"]
-
-
-class Failed:
-    returncode = 1
-
-
-def test_the_studies_of_the_last_chapters_are_taken() -> None:
-    for number, runs in (("6.2", 2), ("7.1", 4)):
-        words = COMMANDS[number][0].split()[1:]
-        assert len(make_plan(make_parser().parse_args(words, Namespace(command=()))).runs) == runs
