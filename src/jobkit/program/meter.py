@@ -21,68 +21,13 @@ continues. A GPU is synchronised at the ends of windows and pauses, if torch is 
 import atexit
 import contextlib
 import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .process import Guarded, distributed, guarded, warn
-from .why import OWN
+from .process import warn
 from .windows import Meter
-
-
-class StopRequest(Guarded):
-    """Whether the stop signal came to any rank: the answer is the same on all of them."""
-
-    def __init__(self) -> None:
-        self._came, self._agreed = False, False
-        self._group: Any = None
-        self._pending: Any = None
-        self._before: dict[int, Any] = {}  # the program's own handlers
-        self._asked = False
-
-    def listen(self) -> None:
-        """Receive the stop signal in the main thread only."""
-        number = signal.SIGUSR2
-        main = threading.current_thread() is threading.main_thread()
-        if main and signal.getsignal(number) != self._receive:  # of an earlier start()
-            self._before[number] = signal.signal(number, self._receive)
-
-    def _receive(self, number: int, frame: Any) -> None:
-        self._came = True
-        if callable(before := self._before.get(number)):
-            before(number, frame)
-
-    def _listen_to_term(self) -> None:
-        """In a pod TERM is the only warning: take it, unless the program handles it itself."""
-        main = threading.current_thread() is threading.main_thread()
-        if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, self._receive)
-            os.register_at_fork(after_in_child=_default_term)  # the end of a worker process
-
-    @guarded
-    def requested(self) -> bool:
-        """Ask the other ranks; their answers are read at the next call, so that none waits."""
-        if not self._asked:
-            self._asked = True  # a program that never asks ends by TERM as usual
-            if os.environ.get("JOBKIT_POD"):
-                self._listen_to_term()
-        dist = distributed()
-        if dist is None or dist.get_world_size() == 1:
-            return self._came
-        if self._group is None:  # on the CPU: a GPU need not be synchronised for it
-            self._group = dist.new_group(backend="gloo")
-        if self._pending:
-            work, flag = self._pending
-            work.wait()
-            self._agreed = self._agreed or bool(flag)
-        flag = sys.modules["torch"].tensor(int(self._came))
-        with _meter.span(OWN) or contextlib.nullcontext():
-            work = dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._group, async_op=True)
-        self._pending = work, flag
-        return self._agreed
 
 
 class Batches:
@@ -123,7 +68,6 @@ class _Nothing:
 
 
 _meter: Any = _Nothing()
-_stop = StopRequest()
 
 
 def start(
@@ -150,8 +94,6 @@ def start(
     try:
         _meter = Meter(unit, work_per_step, warmup_steps, source, work_source, environment)
         _meter.begin(time.perf_counter())
-        if source == "meter":
-            _stop.listen()
         if processes := sys.modules.get("multiprocessing.util"):  # its children skip atexit
             processes.Finalize(None, _at_exit, exitpriority=0)
     except Exception as error:
@@ -189,14 +131,6 @@ def paused() -> Iterator[None]:
         meter.resume()
 
 
-def stop_requested() -> bool:
-    """Whether to save and exit with code 75: the stop signal came to some rank.
-
-    The ranks ask each other, so that they stop at the same step: call it on each, once per step.
-    """
-    return bool(_stop.requested())
-
-
 def end(status: str = "ok", reason: str = "") -> None:
     """The training is over: ok, failed or preempted."""
     _meter.end(status, reason)
@@ -207,14 +141,10 @@ def _at_exit() -> None:
     _meter.leave()
 
 
-def _default_term() -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
 def _forget() -> None:
     """A forked child, such as a worker of a loader, is another process: nothing is measured."""
-    global _meter, _stop
-    _meter, _stop = _Nothing(), StopRequest()
+    global _meter
+    _meter = _Nothing()
 
 
 atexit.register(_at_exit)

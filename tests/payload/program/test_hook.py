@@ -247,25 +247,3 @@ def test_the_users_own_start_up_files_run(tmp_path: Path) -> None:
     assert out.startswith(f"first {tmp_path}/sitecustomize.py ") and str(AUTO) not in out + err
     out, err = said("raise ValueError('mine')", "print('runs')")
     assert out == "runs\n" and "ValueError: mine" in err  # as Python reports it without the hook
-
-
-def test_ranks_agree_on_the_step_at_which_they_stop(tmp_path: Path, warm: Warm) -> None:
-    program = """
-        import os, signal, sys, torch, torch.distributed as dist
-        from jobkit import meter
-        dist.init_process_group("gloo")
-        meter.start()
-        for i in range(1000):
-            dist.all_reduce(torch.zeros(1))
-            meter.step()
-            if i == 20 and dist.get_rank() == 1: os.kill(os.getpid(), signal.SIGUSR2)
-            if meter.stop_requested():
-                meter.end("preempted", "stop signal")
-                print(i, file=sys.stderr)
-                dist.destroy_process_group()
-                sys.stderr.flush()
-                os._exit(75)  # torch aborts now and then while the interpreter is finalised
-    """
-    ran = warm.run(tmp_path, program, ranks=2)
-    assert (ran.codes, ran.err) == ([75, 75], ["21\n", "21\n"])
-    assert [r["status"] for r in ran.records("run_end")] == ["preempted"]

@@ -4,7 +4,6 @@ import io
 import itertools
 import json
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -197,43 +196,8 @@ def test_without_a_study_it_prints_all_and_may_be_silenced(copied: Folder) -> No
 
 def test_without_start_the_calls_do_nothing(copied: Folder) -> None:
     program = LOOP.replace('meter.start(unit="samples")', "")
-    done = copied.run(program + "    print(meter.stop_requested())")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
-
-
-def test_a_stop_is_a_request_of_a_program_that_asks(copied: Folder) -> None:
-    """By SIGUSR2; in a pod by TERM, which else ends the program, and its children anyhow."""
-    program = """
-        import os, signal, meter
-        meter.start()
-        print(meter.stop_requested(), flush=True)
-        if not (child := os.fork()):
-            os.kill(os.getpid(), signal.SIGTERM)
-            os._exit(0)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-        os.kill(os.getpid(), signal.SIGTERM)
-        print(meter.stop_requested())
-    """
-    done = copied.run(program, JOBKIT_POD="1")
-    assert (done.returncode, done.stdout) == (0, "False\n-15\nTrue\n")
-    assert copied.run(program).returncode == -signal.SIGTERM
-    silent = program.replace("print(meter.stop_requested(), flush=True)", "")
-    assert copied.run(silent, JOBKIT_POD="1").returncode == -signal.SIGTERM
-    done = copied.run(program.replace("os.getpid(), signal.SIGTERM", "os.getpid(), signal.SIGUSR2"))
-    assert (done.returncode, done.stdout) == (0, "False\n0\nTrue\n")
-
-
-def test_the_programs_own_handler_of_the_stop_signal_is_called_too(copied: Folder) -> None:
-    program = """
-        import os, signal, meter
-        signal.signal(signal.SIGUSR2, lambda *_: print("own"))
-        for _ in range(2):  # two trainings
-            meter.start(); meter.step(); meter.end()
-        os.kill(os.getpid(), signal.SIGUSR2)
-        print(meter.stop_requested())
-    """
-    done = copied.run(program, JOBKIT_METER="0")
-    assert (done.stdout, done.stderr) == ("own\nTrue\n", "")
+    done = copied.run(program)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_the_batches_of_a_loader_keep_its_length_and_its_errors(copied: Folder) -> None:
