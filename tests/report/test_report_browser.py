@@ -17,7 +17,7 @@ from support.fake_study import realistic_study
 pytestmark = pytest.mark.needs("chromium")
 
 POLICY = r'<meta http-equiv="Content-Security-Policy"[^>]*>'
-COUNT = len(FIGURES) - 2  # without load and energy, which need samples
+COUNT = len(FIGURES)
 PAPER_PX = round((210 - 2 * 14) / 25.4 * 96)  # A4 between its margins
 
 

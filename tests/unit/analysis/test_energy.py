@@ -9,9 +9,8 @@ import pytest
 from jobkit.analysis.collect.records import RunRecords
 from jobkit.analysis.collect.samples import use_row
 from jobkit.analysis.collect.steps import TRAINING, Observation, Observed
-from jobkit.analysis.figures.over_time import load_figure
 from jobkit.analysis.report.tables import proposal_table
-from jobkit.analysis.tables.columns import RESULTS, SAMPLES
+from jobkit.analysis.tables.columns import RESULTS
 from jobkit.analysis.tables.frames import frame
 from jobkit.launch.states import load
 from jobkit.outcome.slurm_jobs import read_sacct
@@ -121,7 +120,7 @@ def test_what_slurm_did_not_gather_is_not_zero() -> None:
         assert read_sacct(line)["7"].energy_j == joules
 
 
-def test_energy_is_in_the_tables_and_load_and_memory_are_drawn_over_time() -> None:
+def test_energy_is_in_the_tables() -> None:
     """On the larger of two sizes an image needs more energy."""
     rows = runs_of({"ddp": {1: [100.0], 2: [180.0]}})
     for row in rows:
@@ -132,22 +131,6 @@ def test_energy_is_in_the_tables_and_load_and_memory_are_drawn_over_time() -> No
     table = proposal_table(results, "GPUs")
     assert list(table.heads[-2:]) == ["J per image (gpu)", "kWh per epoch"]
     assert list(table.rows[0][-2:]) == ["2.00", "0.0278"]
-    seen = [
-        {
-            "run_id": run_id,
-            **one,
-            "other_load": 0.3 if rank else None,
-            "memory_mib": None if one["at_s"] == 3 else 2048.0,
-        }
-        for run_id in results.runs["run_id"]
-        for rank in (0, 1)
-        for one in samples(rank)
-    ]
-    figure = load_figure(replace(results, samples=frame(seen, SAMPLES)))
-    assert figure is not None
-    busy, memory = figure.axes
-    assert [len(axes.lines) for axes in (busy, memory)] == [3, 2]
-    assert busy.lines[0].get_ydata().max() == 1.0 and set(memory.lines[0].get_ydata()) == {2.0}
 
 
 def test_the_newest_load_and_memory_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:

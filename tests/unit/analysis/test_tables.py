@@ -14,7 +14,7 @@ from jobkit.analysis.tables.frames import frame, read_table, save_table
 from jobkit.errors import UsageError
 from support.fake_study import logs, realistic_study, whole_study
 
-TABLES = ("runs", "epochs", "steps", "samples", "scaling")
+TABLES = ("runs", "epochs", "steps", "scaling")
 
 
 def same(one: Results, other: Results) -> None:

@@ -55,7 +55,7 @@ class Results:
     runs: pd.DataFrame
     epochs: pd.DataFrame
     steps: pd.DataFrame  # some steps a row
-    samples: pd.DataFrame = field(default_factory=pd.DataFrame)  # of load, memory and energy
+    samples: pd.DataFrame = field(default_factory=pd.DataFrame)  # to write; not read again
     accuracy: float | None = None  # target of time_to_accuracy_s; None: what all ok runs reached
     out: Path | None = None  # where tables, figures and the report are written; None: folder
     unplanned: tuple[str, ...] = ()  # folders of runs that are not in the plan: not collected
@@ -72,13 +72,13 @@ class Results:
         if not places:
             return collect(folder, write=os.access(out or folder, os.W_OK), out=out)
         paths = StudyPaths(places[0])
-        runs, epochs, steps, samples, of_sizes = (
+        runs, epochs, steps, of_sizes = (
             read_table(paths.folder / f"{name}.csv", TABLES[name], within=paths.folder)
-            for name in ("results", "epochs", "steps", "samples", "scaling")
+            for name in ("results", "epochs", "steps", "scaling")
         )
         targets = of_sizes["target_accuracy"].dropna()
         accuracy = float(targets.iloc[0]) if len(targets) else None
-        return cls(folder, runs, epochs, steps, samples, accuracy, out)
+        return cls(folder, runs, epochs, steps, accuracy=accuracy, out=out)
 
     @cached_property
     def sizes(self) -> tuple[Size, ...]:

@@ -54,7 +54,6 @@ BY_SIZE = {
         Panel("val_accuracy", "final validation accuracy", "near"),
     ],
     "peak_memory": [Panel("peaks_memory_mib", "peak memory per {process}, {kind} (MiB)")],
-    "energy": [Panel("joules_per_work", "energy per {work} (J), of: {joules_of}")],
 }
 
 
@@ -74,8 +73,7 @@ def size_figure(results: Results, name: str, forecasts: Sequence[Forecast] = ())
             values = {s: v for s in kinds[kind] if (v := _values(results, s, panel.name))}
             if len({s.world_size for s in values}) > 1:
                 known.append((panel, kind, values))
-    scopes = {s.joules_of for s in results.sizes if s.joules_of}
-    if not known or (name == "energy" and len(scopes) > 1):
+    if not known:
         return None
     shown = list(dict.fromkeys(kind for _, kind, _ in known))
     words = _words(results, [s for kind in shown for s in kinds[kind]])
@@ -152,8 +150,6 @@ def _words(results: Results, sizes: Sequence[Size]) -> dict[str, str]:
         "of": of.pop() if len(of) == 1 else "amount of work",
         "base": base,
         "target": f"{sizes[0].target_accuracy or 0:.0%}",
-        "work": sizes[0].throughput_unit.partition("/")[0].removesuffix("s"),
-        "joules_of": next((s.joules_of for s in sizes if s.joules_of), ""),
     }
 
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from jobkit.analysis.collect.results import Results, check_own
 from jobkit.analysis.figures.by_size import comparison_figure, size_figure
-from jobkit.analysis.figures.over_time import learning_figure, load_figure
+from jobkit.analysis.figures.learning import learning_figure
 from jobkit.analysis.figures.style import FORMATS, RC, save
 from jobkit.analysis.figures.why import why_figure
 from jobkit.analysis.findings.forecast import Forecast
@@ -61,13 +61,6 @@ FIGURES = (
     ),
     StudyFigure("time_to_accuracy", "Training time to the same validation accuracy."),
     StudyFigure("peak_memory", "Peak memory at each size: maximum over ranks."),
-    StudyFigure(
-        "load",
-        "Load and memory over the time of a run: of the GPUs where they were sampled, else of the "
-        "nodes. Load below 1 is idle.",
-        load_figure,
-    ),
-    StudyFigure("energy", "Energy per unit of work at each size, by counters of the machine."),
 )
 
 

@@ -42,7 +42,6 @@ NOT_OK: Any = {"color": "#333333", "marker": "x", "ms": 7, "mew": 2.2, "ls": ""}
 # The entries of a legend that are of no single series, by their labels.
 IDEAL, INTERVAL = "ideal scaling from the smallest size", "95 % interval between runs"
 RANGE, FAILED = "range of the repeats", "run not ok"
-OTHERS = "load of other programs"
 FORECAST, BAND = "forecast: not measured", "95 % prediction interval"
 _BAR: Any = {"color": GREY, "marker": "|", "ms": 11, "ls": ""}
 _MARKS: dict[str, Artist] = {
@@ -50,7 +49,6 @@ _MARKS: dict[str, Artist] = {
     INTERVAL: Line2D([], [], **_BAR),
     RANGE: Line2D([], [], **_BAR),
     FAILED: Line2D([], [], **NOT_OK),
-    OTHERS: Line2D([], [], color=GREY, lw=0.9, ls=":"),
     FORECAST: Line2D([], [], color=GREY, lw=1.4, ls=(0, (4, 2))),
     BAND: Patch(color=GREY, alpha=0.25, lw=0),
 }

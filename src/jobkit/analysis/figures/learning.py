@@ -1,4 +1,4 @@
-"""Figures over time: learning over epochs, load and memory over the seconds of a run."""
+"""The figure of learning over epochs."""
 
 from typing import Any
 
@@ -14,11 +14,6 @@ from jobkit.analysis.tables.text import counted
 _MAX_LINES = 6  # with more, only the smallest and the largest size of a series are shown
 _MAX_SERIES = 6
 _PANELS = {"val_loss": "validation loss", "val_accuracy": "validation accuracy"}
-# By the column of the load: its words, the column of the memory, its words.
-_LOADS = {
-    "gpu_busy": ("GPU busy (share of time)", "gpu_memory_mib", "GPU memory in use (GiB)"),
-    "cpu_busy": ("load of all cores (share)", "memory_mib", "memory of the node in use (GiB)"),
-}
 
 
 def learning_figure(results: Results) -> Figure | None:
@@ -78,42 +73,3 @@ def _draw_line(axes: Axes, epochs: pd.DataFrame, name: str, look: style.Look) ->
         axes.plot(x, y, **own)
         cross = style.NOT_OK | {"color": look["color"], "label": style.FAILED}
         axes.plot(x[-1], y[-1], **cross, zorder=4)
-
-
-def load_figure(results: Results) -> Figure | None:
-    """Load and memory over time of one run of each series: the first ok one at its largest size.
-
-    Of the GPUs if they were sampled, else of the nodes' processors; a line for each rank.
-    """
-    table = results.samples
-    names = [name for name in _LOADS if len(table) and table[name].notna().any()]
-    if not names:
-        return None
-    load, (load_label, memory, memory_label) = names[0], _LOADS[names[0]]
-    known = {str(k): of_run for k, of_run in table.dropna(subset=[load, "at_s"]).groupby("run_id")}
-    # Small sizes come first, and the last one of a series stays.
-    first = {s.series: r for s in results.sizes for r in reversed(s.ok_runs) if r in known}
-    shown, note = style.fastest(results, first, _MAX_SERIES)
-    if not shown:
-        return None
-    words = f"one run of each series at its largest size, a line per sampling rank{note}"
-    title = f"{results.name}: load and memory over time"
-    figure, axes = style.new_figure(2, title, f"{style.subtitle(results)}\n{words}")
-    look = style.looks(s.series for s in results.sizes)
-    panels = ((load, load_label, 1), (memory, memory_label, 1024))
-    for panel, (name, label, share) in zip(axes, panels, strict=True):
-        for series in shown:
-            own: Any = look[series] | {"marker": "", "lw": 1.2}
-            samples = known[first[series]].dropna(subset=[name])
-            for _, of_rank in samples.sort_values("at_s").groupby(["attempt", "rank"]):
-                x = of_rank["at_s"].to_numpy(float)
-                panel.plot(x, of_rank[name].to_numpy(float) / share, **own)
-                others = of_rank.dropna(subset=["other_load"])
-                if name == "cpu_busy" and len(others):
-                    other: Any = own | {"ls": ":", "lw": 0.9, "label": style.OTHERS}
-                    panel.plot(*others[["at_s", "other_load"]].to_numpy(float).T, **other)
-        panel.set_ylim(0, 1.05 if name == load else None)
-        panel.set_ylabel(label)
-        panel.set_xlabel("time since the first sample (s)")
-    style.legend(figure, axes)
-    return figure
