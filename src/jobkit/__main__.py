@@ -18,7 +18,6 @@ GROUPS = {
         "compare": ("jobkit.analysis.compare", "main", "which sizes of two studies differ"),
         "comm": ("jobkit.checks.comm", "main", "measure collective latency and bandwidth"),
         "export": ("jobkit.export.cli", "main", "export a trained model: C++, ONNX, PyTorch"),
-        "meter": ("jobkit.print_meter", "main", "print the meter as one file (> meter.py)"),
     },
     "check: before it costs node-hours": {
         "preflight": ("jobkit.checks.preflight.cli", "main", "an allocation, before a job uses it"),

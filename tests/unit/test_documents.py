@@ -88,7 +88,7 @@ def test_links_and_files_are_there() -> None:
     )
     named = set(re.findall(rf"(?<![/\w]){folders}", "".join(TEXTS.values())))
     # Files of runs and of the reader; files in a folder that the text names before.
-    named -= {"site.sh", "job.sh", "mine.toml", "patches.py", "waiting.py", "train.py", "meter.py"}
+    named -= {"site.sh", "job.sh", "mine.toml", "patches.py", "waiting.py", "train.py"}
     named -= {"hpc/sites/mine.toml", "example.toml", "__init__.py", "sitecustomize.py"}
     named -= {path.name for path in (ROOT / "tests").rglob("test_*.py")}
     named |= {path for text in TEXTS.values() for path in re.findall(r"`(src/[\w/.]+)`", text)}

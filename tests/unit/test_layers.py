@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from jobkit.print_meter import PARTS
 from support.place import ROOT
 
 SOURCE = ROOT / "src"
@@ -129,10 +128,6 @@ def test_each_room_imports_what_it_may() -> None:
     found = {m: w for m in FILES if (w := strangers(m))}
     of_images = [m for m in FILES if room_of(m) in OF_IMAGES or m in ON_ANY_HOST]
     found |= {m: w for m in of_images if (w := too_new(m))}
-    parts = {f"jobkit.program.{name}" for name in PARTS}  # of the meter, which is one file
-    for name in parts:
-        others = {n for n in imports(name) if n.split(".")[0] not in sys.stdlib_module_names}
-        found |= {name: sorted(others - parts)} if others - parts else {}
     assert found == {}
 
 

@@ -1,6 +1,6 @@
 """Measures the training loop of any program: rate, step times, wait for data; no evaluation.
 
-    from jobkit import meter                      # or a copy: python -m jobkit meter > meter.py
+    from jobkit import meter
     meter.start(unit="samples")
     for epoch in range(epochs):
         for x, y in meter.batches(loader):        # measures the wait for data
@@ -12,7 +12,7 @@
         meter.epoch(epoch, val_loss=val_loss)
     meter.end()
 
-One file, standard library only, Python 3.10. In a study (JOBKIT_RUN_DIR is set) each rank appends
+Standard library only, Python 3.10. In a study (JOBKIT_RUN_DIR is set) each rank appends
 to its own file there, and rank 0 copies its lines to standard output; elsewhere rank 0 only prints
 (JOBKIT_METER=0: nothing). After start() no call raises: what fails is one warning, and the training
 continues. A GPU is synchronised at the ends of windows and pauses, if torch is imported already.

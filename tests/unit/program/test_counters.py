@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from jobkit import print_meter
 from jobkit.metric.kinds import KINDS
 from jobkit.program import machine
 from jobkit.program.lines import Writer
 from jobkit.program.process import local_rank
+from support.place import ROOT
 
 PM = "sys/cray/pm_counters/energy"
 
@@ -152,9 +152,8 @@ def test_the_rank_within_a_node() -> None:
 
 def test_the_last_sample_comes_after_the_last_window(tmp_path: Path) -> None:
     """Without end(), too: energy is that between the ends of windows which samples enclose."""
-    (tmp_path / "meter.py").write_text(print_meter.source())
-    program = "import meter; meter.start(warmup_steps=1); meter.step(work=1); meter.step(work=1)"
-    env = {"JOBKIT_RUN_DIR": str(tmp_path), "JOBKIT_ATTEMPT": "0", "PYTHONPATH": str(tmp_path)}
+    program = "from jobkit import meter; meter.start(warmup_steps=1); meter.step(1); meter.step(1)"
+    env = {"JOBKIT_RUN_DIR": str(tmp_path), "JOBKIT_ATTEMPT": "0", "PYTHONPATH": str(ROOT / "src")}
     subprocess.run([sys.executable, "-c", program], env={**os.environ, **env}, check=True)
     windows, samples = (
         [json.loads(line) for line in (tmp_path / "metrics" / name).read_text().splitlines()]

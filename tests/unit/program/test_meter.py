@@ -7,34 +7,32 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jobkit import meter, print_meter
 from jobkit.metric import reader
-from jobkit.metric.kinds import KINDS, MAX_LINE_BYTES, encode
+from jobkit.metric.kinds import KINDS, MAX_LINE_BYTES
 from jobkit.program.windows import spacing
+from support.place import ROOT
 
 PLACE = {"JOBKIT_WHY": "0", "JOBKIT_STUDY": "s", "JOBKIT_RUN_ID": "r", "JOBKIT_ATTEMPT": "0"}
 
 
 class Folder:
-    """The meter as one file, as it is copied into an image, and the folder of a run."""
+    """The folder of a run, and programs that measure themselves in it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        (root / "meter.py").write_text(print_meter.source())
 
     def run(
         self, program: str, *, study: bool = True, **env: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program that may import the meter."""
-        path = f"import sys; sys.path[:0] = [{str(self.root)!r}]\n"
+        """Run a program that has the meter."""
+        head = f"import sys; sys.path[:0] = [{str(ROOT / 'src')!r}]; from jobkit import meter\n"
         place = {**PLACE, "JOBKIT_RUN_DIR": str(self.root / "run")} if study else {}
-        words = [sys.executable, "-I", "-c", path + textwrap.dedent(program)]
+        words = [sys.executable, "-I", "-c", head + textwrap.dedent(program)]
         env = {**os.environ, **place, **env}
         return subprocess.run(words, env=env, capture_output=True, text=True, timeout=300)
 
@@ -47,12 +45,12 @@ class Folder:
 
 
 @pytest.fixture
-def copied(tmp_path: Path) -> Folder:
+def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path)
 
 
 LOOP = """
-    import time, meter
+    import time
     now = [0.0]
     time.perf_counter = lambda: now[0]
     def leap(seconds): now[0] += seconds  # nothing else takes time
@@ -72,10 +70,10 @@ LOOP = """
 """
 
 
-def test_a_loop_is_measured_without_its_evaluation(copied: Folder) -> None:
-    done = copied.run(LOOP, RANK="0", WORLD_SIZE="2")
+def test_a_loop_is_measured_without_its_evaluation(folder: Folder) -> None:
+    done = folder.run(LOOP, RANK="0", WORLD_SIZE="2")
     assert (done.returncode, done.stderr) == (0, "")
-    windows = copied.records("window")
+    windows = folder.records("window")
     assert [w["step"] for w in windows] == [5, 10, 15, 20, 30, 40, 50, 60]
     assert [w["steps"] for w in windows] == [5, 5, 5, 5, 10, 10, 10, 10]
     assert [w["warmup"] for w in windows] == [True, *[False] * 7]
@@ -87,26 +85,25 @@ def test_a_loop_is_measured_without_its_evaluation(copied: Folder) -> None:
         for name in ("step_p50_s", "step_max_s"):
             assert window[name] == pytest.approx(0.006)
     assert windows[-1]["values"] == {"train_loss": 29}
-    epochs = [(e["epoch"], e["val_loss"], e["values"]) for e in copied.records("epoch")]
+    epochs = [(e["epoch"], e["val_loss"], e["values"]) for e in folder.records("epoch")]
     assert epochs == [(0, 0.25, {"f1": 0.5}), (1, 0.25, {"f1": 0.5})]
-    found = copied.records()
+    found = folder.records()
     assert (found[-1]["kind"], found[-1]["status"]) == ("run_end", "ok")
     assert (found[0]["world_size"], found[0]["source"]) == (2, "meter")
     for record in found:
         own = record.keys() - {"v", "kind", "study", "run_id", "attempt", "rank", "seq", "t"}
         assert own <= KINDS[record["kind"]].keys()
     lines = [line.removeprefix("[METRIC] ") for line in done.stdout.splitlines()]
-    assert lines == (copied.root / "run/metrics/0.jsonl").read_text().splitlines()
-    copied.run(LOOP)  # a second process of the attempt continues the numbers
-    assert [record["seq"] for record in copied.records()] == list(range(2 * len(found)))
-    assert copied.run(LOOP, RANK="1", WORLD_SIZE="2").stdout == ""  # rank 0's is the copy
-    kinds = {(record["kind"], record["rank"]) for record in copied.records(name="0.r1.jsonl")}
+    assert lines == (folder.root / "run/metrics/0.jsonl").read_text().splitlines()
+    folder.run(LOOP)  # a second process of the attempt continues the numbers
+    assert [record["seq"] for record in folder.records()] == list(range(2 * len(found)))
+    assert folder.run(LOOP, RANK="1", WORLD_SIZE="2").stdout == ""  # rank 0's is the copy
+    kinds = {(record["kind"], record["rank"]) for record in folder.records(name="0.r1.jsonl")}
     assert kinds == {("run_start", 1), ("window", 1)}
 
 
-def test_the_work_of_a_step_is_the_studys_then_the_steps_then_the_starts(copied: Folder) -> None:
+def test_the_work_of_a_step_is_the_studys_then_the_steps_then_the_starts(folder: Folder) -> None:
     program = """
-        import meter
         meter.start(unit="samples", work_per_step=10, warmup_steps=0)
         meter.step({})
         meter.end()
@@ -120,19 +117,20 @@ def test_the_work_of_a_step_is_the_studys_then_the_steps_then_the_starts(copied:
         ("work=3", {"JOBKIT_UNIT": "tokens"}, (None, "tokens", None)),  # samples were counted
         ("", {"JOBKIT_UNIT": "tokens"}, (None, "tokens", None)),
     ]:
-        assert copied.run(program.format(work), RANK="1", WORLD_SIZE="2", **more).stderr == ""
-        start, window = copied.records(name="0.r1.jsonl")[-2:]
+        assert folder.run(program.format(work), RANK="1", WORLD_SIZE="2", **more).stderr == ""
+        start, window = folder.records(name="0.r1.jsonl")[-2:]
         assert (window["work"], start["unit"], start["work_source"]) == expected
 
 
-def test_a_child_that_inherits_the_rank_does_not_write_into_its_file(copied: Folder) -> None:
+def test_a_child_that_inherits_the_rank_does_not_write_into_its_file(folder: Folder) -> None:
     program = """
-        import os, subprocess, sys, meter
+        import os, subprocess, sys
         meter.start()
         for _ in range(6):
             meter.step()
-        child = "import sys; sys.path[:0] = %r; import meter; meter.start(); meter.step()"
-        done = subprocess.run([sys.executable, "-c", child % sys.path[:1]], capture_output=True)
+        child = "from jobkit import meter; meter.start(); meter.step()"
+        words = [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path[:1]}; {child}"]
+        done = subprocess.run(words, capture_output=True)
         print(done.returncode, done.stderr.decode())
         if os.fork() == 0:
             meter.step()
@@ -142,67 +140,66 @@ def test_a_child_that_inherits_the_rank_does_not_write_into_its_file(copied: Fol
         meter.step()
         meter.end()
     """
-    said = copied.run(program).stdout
+    said = folder.run(program).stdout
     assert "0 jobkit meter: RuntimeError: another process measures as this rank" in said
-    assert [record["seq"] for record in copied.records()] == list(range(len(copied.records())))
-    (warning,) = copied.records(name="0.r0.jsonl")
+    assert [record["seq"] for record in folder.records()] == list(range(len(folder.records())))
+    (warning,) = folder.records(name="0.r0.jsonl")
     assert warning["kind"] == "message" and warning["level"] == "warning"
-    assert copied.records("window")[-1]["step"] == 7
-    assert [record["status"] for record in copied.records("run_end")] == ["ok"]
+    assert folder.records("window")[-1]["step"] == 7
+    assert [record["status"] for record in folder.records("run_end")] == ["ok"]
 
 
 def test_what_was_measured_is_written_where_the_program_does_not_say_its_end(
-    copied: Folder,
+    folder: Folder,
 ) -> None:
-    copied.run("import meter\nmeter.start()\nfor _ in range(8): meter.step()")
-    assert copied.records("window")[-1]["step"] == 8
-    assert copied.records("run_end") == []  # its exit code tells
-    copied.run("import meter\nmeter.start()\nmeter.step()\nraise ValueError('no such file')")
-    assert copied.records()[-1]["reason"] == "ValueError('no such file')"
+    folder.run("meter.start()\nfor _ in range(8): meter.step()")
+    assert folder.records("window")[-1]["step"] == 8
+    assert folder.records("run_end") == []  # its exit code tells
+    folder.run("meter.start()\nmeter.step()\nraise ValueError('no such file')")
+    assert folder.records()[-1]["reason"] == "ValueError('no such file')"
 
 
-def test_a_full_disk_is_one_warning(copied: Folder) -> None:
+def test_a_full_disk_is_one_warning(folder: Folder) -> None:
     # A limit of the size of files is reached as the end of a disk is: in the middle of a line.
     limit = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
-    done = copied.run(limit + textwrap.dedent(LOOP) + "print('trained')")
+    done = folder.run(limit + textwrap.dedent(LOOP) + "print('trained')")
     assert done.returncode == 0 and done.stdout.endswith("trained\n")
     assert done.stderr.startswith("jobkit meter: a record was lost: ")
     assert done.stderr.count("\n") == 1
-    assert (copied.root / "run" / "metrics" / "0.jsonl").read_bytes() == b""
+    assert (folder.root / "run" / "metrics" / "0.jsonl").read_bytes() == b""
 
 
-def test_what_cannot_be_recorded_does_not_end_the_training(copied: Folder) -> None:
+def test_what_cannot_be_recorded_does_not_end_the_training(folder: Folder) -> None:
     wrong = ["meter.step(work='many')", "meter.step(train_loss=object())"]
     for call in [*wrong, "meter.epoch(None)"]:
-        program = f"import meter\nmeter.start()\nfor _ in range(9): meter.step()\n{call}\n"
-        done = copied.run(program + "meter.step()\nmeter.end()\nprint('trained')")
+        program = f"meter.start()\nfor _ in range(9): meter.step()\n{call}\n"
+        done = folder.run(program + "meter.step()\nmeter.end()\nprint('trained')")
         assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "trained")
 
 
-def test_without_a_study_it_prints_all_and_may_be_silenced(copied: Folder) -> None:
+def test_without_a_study_it_prints_all_and_may_be_silenced(folder: Folder) -> None:
     """What is too long for a log is printed whole, as no file has it."""
     loop = LOOP.replace("f1=0.5", "**{str(i) * 9: i / 3 for i in range(99)}")
-    said = copied.run(loop, study=False).stdout
+    said = folder.run(loop, study=False).stdout
     kinds = [json.loads(line[9:])["kind"] for line in said.splitlines()]
     found = list(reader.scan(io.BytesIO(said.encode())))
     assert kinds == [record["kind"] for record in found] and kinds.count("window") == 8
     wanted = {str(i) * 9: i / 3 for i in range(99)}
     assert [r["values"] for r in found if r["kind"] == "epoch"] == [wanted] * 2
-    assert copied.run(LOOP, study=False, JOBKIT_METER="0").stdout == ""
-    assert not (copied.root / "run").exists()
-    assert max(map(len, copied.run(loop).stdout.splitlines())) < MAX_LINE_BYTES
-    assert copied.records("epoch")[0]["values"] == wanted
+    assert folder.run(LOOP, study=False, JOBKIT_METER="0").stdout == ""
+    assert not (folder.root / "run").exists()
+    assert max(map(len, folder.run(loop).stdout.splitlines())) < MAX_LINE_BYTES
+    assert folder.records("epoch")[0]["values"] == wanted
 
 
-def test_without_start_the_calls_do_nothing(copied: Folder) -> None:
+def test_without_start_the_calls_do_nothing(folder: Folder) -> None:
     program = LOOP.replace('meter.start(unit="samples")', "")
-    done = copied.run(program)
+    done = folder.run(program)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_the_batches_of_a_loader_keep_its_length_and_its_errors(copied: Folder) -> None:
+def test_the_batches_of_a_loader_keep_its_length_and_its_errors(folder: Folder) -> None:
     program = """
-        import meter
         meter.start()
         print(len(meter.batches([1, 2, 3])), list(meter.batches([1, 2, 3])))
         def broken():
@@ -213,7 +210,7 @@ def test_the_batches_of_a_loader_keep_its_length_and_its_errors(copied: Folder) 
         except OSError as error:
             print(error)
     """
-    assert copied.run(program).stdout == "3 [1, 2, 3]\nno such image\n"
+    assert folder.run(program).stdout == "3 [1, 2, 3]\nno such image\n"
 
 
 def test_a_window_ends_where_all_ranks_do() -> None:
@@ -224,12 +221,3 @@ def test_a_window_ends_where_all_ranks_do() -> None:
     assert [spacing(0.001, 5 + n, n) for n in (0, 4, 5, 9, 10, 49, 50)] == [5, 5, 5, 5, 10, 10, 50]
     sizes = sorted({spacing(10**-i, 10**j, 10**j) for i in range(6) for j in range(8)})
     assert all(large % small == 0 for small, large in itertools.pairwise(sizes))
-
-
-def test_the_meter_of_jobkit_is_the_one_that_is_copied() -> None:
-    space: dict[str, Any] = {"__name__": "copied"}
-    exec(compile(print_meter.source(), "meter.py", "exec", dont_inherit=True), space)
-    assert {n for n in vars(meter) if not n.startswith("_")} <= space.keys()
-    assert space["__doc__"] == meter.__doc__
-    record = {"v": 1, "kind": "epoch", "value": 0.1, "t": time.time(), "name": "[METRIC] é"}
-    assert space["encode"](record) == encode(record)
