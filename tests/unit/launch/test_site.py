@@ -1,6 +1,7 @@
 """Sites, their options of sbatch, and what run.sh does with them."""
 
 import re
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,13 @@ def test_containers_reach_srun(tmp_path: Path, text: str, before_python: list[st
     assert words[at - len(before_python) : at] == before_python
     assert "--kill-on-bad-exit=1" in words[:at]
     assert words[at + 1 : at + 3] == ["-m", "jobkit.payload.main"]
+
+
+def test_the_environment_file_has_the_network_and_keeps_jobkit_on_the_path() -> None:
+    data = tomllib.loads((ROOT / "edf.toml").read_text())
+    hooks = data["annotations"]["com"]["hooks"]
+    assert hooks["cxi"]["enabled"] == hooks["aws_ofi_nccl"]["enabled"] == "true"
+    assert data["env"]["PYTHONPATH"] == "${PYTHONPATH:-}" and {"image", "mounts"} < {*data}
 
 
 def test_environment_and_set_up_lines_reach_the_job(tmp_path: Path) -> None:
