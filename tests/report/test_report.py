@@ -2,7 +2,6 @@
 
 import base64
 import html
-import math
 import re
 import shutil
 from dataclasses import replace
@@ -18,10 +17,9 @@ from jobkit.analysis.figures import draw as figures
 from jobkit.analysis.figures.draw import draw
 from jobkit.analysis.findings.forecast import forecasts
 from jobkit.analysis.findings.verdict import verdict
-from jobkit.analysis.report.report import commands, study_file, write_report
+from jobkit.analysis.report.report import write_report
 from jobkit.analysis.report.tables import proposal_table
 from jobkit.analysis.tables.text import TextTable
-from jobkit.spec.study import Study
 from support import fake_study
 from support.codes import code_of
 from support.fake_study import FakeRun, logs, make_plan, whole_study
@@ -88,40 +86,11 @@ def test_every_run_figure_and_verdict_is_there_safe_and_the_same_again(
     assert again.paths.report.read_text() == page and str(tmp_path) not in page
 
 
-def test_the_study_file_in_it_plans_the_same_runs(tmp_path: Path) -> None:
-    """It has every value in TOML's words, also an empty string and a number that is not finite."""
-    study = Study(
-        name="s",
-        command=("train.py", "{tag}", "{lr}", ""),
-        gpus=(1, "2x2"),
-        parameters={"tag": "", "most": math.inf, "quote": 'a "b" \\', "on": True, "small": 1e-7},
-        sweep={"lr": (1e-5, 0.5)},
-    )
-    study.expand().save()
-    text = re.search(r"toml:</p>\s*<pre>(.*?)</pre>", report(collect("s")), re.S)
-    assert text is not None
-    file = tmp_path / "again.toml"
-    file.write_text(html.unescape(text[1]))
-    assert Study.load(file) == study
-    # Runs that another call planned under this name are not of this file.
-    replace(study, command=("train.py", "{tag}", "{lr}", "more")).expand().save()
-    results = collect("s")
-    assert study_file(results).startswith("# Without 4 of the 8 runs, ")
-    assert commands(results, ["--work", "90 epochs"]).splitlines() == [
-        "jobkit run --study s.toml",
-        "jobkit plot --collect s --work '90 epochs'",
-    ]
-    results.paths.given_logs.write_text("{}")  # of logs that exist already: collected is this once
-    assert commands(results).splitlines()[-1] == "jobkit plot s"
-
-
 def test_a_forecast_is_marked_wherever_it_stands(capsys, monkeypatch) -> None:
     shown = [one for one in figures.FIGURES if one.name == "speed_up"]
     monkeypatch.setattr(figures, "FIGURES", shown)  # the others do not know of it
     whole_study(strategies=("ddp", "fsdp"), gpus=(1, 2, 4))
-    options = ["--collect", "--apart", "--min-efficiency", "0.6"]
-    given = ["s", *options, "--forecast", "6", "8", "4096"]
-    assert plot_main(given) == 0
+    assert plot_main(["s", "--collect", "--apart", "--forecast", "6", "8", "4096"]) == 0
     said, warned = capsys.readouterr()
     assert said.count("forecast (not measured): ") == 4
     assert "no forecast: ddp: " in warned and "4096 ranks" in warned
@@ -130,7 +99,6 @@ def test_a_forecast_is_marked_wherever_it_stands(capsys, monkeypatch) -> None:
     assert {*table["world_size"]} == {6, 8}
     page = (folder / "report.html").read_text()
     assert "Forecast: not measured" in page
-    assert "jobkit plot --collect s --apart --forecast 6 8 4096 --min-efficiency 0.6" in page
     # Without one, nothing of the old one is left.
     assert plot_main(["s"]) == 0
     assert not (folder / "forecast.csv").exists()

@@ -84,7 +84,7 @@ SCRIPT = (
     "const all = [...d.images], page = d.documentElement;"
     "const shown = i => i.naturalWidth > 0 && i.offsetWidth > 200 && i.offsetHeight > 50;"
     "const whole = i => i.parentNode.scrollWidth <= i.parentNode.clientWidth + 1;"
-    "const cut = [...d.querySelectorAll('.scroll, pre')]"
+    "const cut = [...d.querySelectorAll('.scroll')]"
     ".filter(e => e.scrollWidth > e.clientWidth + 1);"
     "const of = e => d.defaultView.getComputedStyle(e).backgroundColor;"
     "return [all.length, all.filter(shown).length, page.scrollWidth <= page.clientWidth,"

@@ -186,12 +186,7 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
         states = ", ".join(f"{n} {s}" for s, n in results.runs["status"].value_counts().items())
         print(f"{shown}: no run has a rate ({states}): no figure", file=sys.stderr)
         return Exit.INCOMPLETE
-    options: list[str] = []  # that make the same report again
-    for name, value in vars(args).items():
-        if name not in ("study", "out", "collect", "open") and value != parser.get_default(name):
-            values = value if isinstance(value, list) else [] if value is True else [value]
-            options += [f"--{name.replace('_', '-')}", *map(str, values)]
-    report = _draw(results, args, options)
+    report = _draw(results, args)
     on_mac = sys.platform == "darwin"
     display = on_mac or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     opener = shutil.which("open" if on_mac else "xdg-open")
@@ -201,7 +196,7 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
     return Exit.INCOMPLETE if args.collect and not results.ok else Exit.OK
 
 
-def _draw(results: "Results", args: argparse.Namespace, options: Sequence[str]) -> str:
+def _draw(results: "Results", args: argparse.Namespace) -> str:
     """Forecast, draw the figures, write the report and print what it begins with; return it."""
     from jobkit.analysis.figures.draw import draw
     from jobkit.analysis.figures.style import FORMATS, unit
@@ -234,7 +229,7 @@ def _draw(results: "Results", args: argparse.Namespace, options: Sequence[str]) 
     count, formats = counted(len(drawn) // len(FORMATS), "figure"), ", ".join(FORMATS).upper()
     _print_verdict(results, efficiency)
     print(f"wrote {count} ({formats}) to {short_path(results.output.figures)}")
-    written = write_report(results, drawn, forecasts, reasons, efficiency, project, options)
+    written = write_report(results, drawn, forecasts, reasons, efficiency, project)
     names = ", ".join(path.name for path in written)
     print(f"wrote {names} to {short_path(results.output.folder)}")
     report = short_path(written[-1])

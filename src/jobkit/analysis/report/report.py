@@ -6,13 +6,9 @@ The same logs give the same bytes: it contains no date, host name or path.
 """
 
 import base64
-import json
-import re
-import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -34,10 +30,8 @@ from jobkit.analysis.tables.text import (
     say_accuracy,
     some,
 )
-from jobkit.errors import UsageError
-from jobkit.paths import read_json
 from jobkit.spec.runspec import SETTINGS, RunSpec
-from jobkit.spec.study import Study, read_run_spec, run_folders
+from jobkit.spec.study import read_run_spec, run_folders
 
 MAX_LISTED = 200  # runs
 _SHOWN = 6  # different values of a column
@@ -57,14 +51,13 @@ def write_report(
     reasons: Sequence[str] = (),
     least: float = LEAST,
     project: TextTable | None = None,
-    options: Sequence[str] = (),
 ) -> list[Path]:
     """Write the report and the proposal's table; return their paths.
 
     figures: those that were drawn; the SVG ones are shown. reasons: why others have no forecast.
     least: the parallel efficiency that the recommended size must have. project: the hours of a
-    whole project, if they were asked for. options: the words that plot_results.py was given. Raises
-    UsageError where the study's folder cannot be written.
+    whole project, if they were asked for. Raises UsageError where the study's folder cannot be
+    written.
     """
     paths, of = results.output, unit(results)
     proposal = proposal_table(results, of, least)
@@ -104,8 +97,6 @@ def write_report(
         of_runs=len(results.runs),
         most=MAX_LISTED,
         facts=facts(results),
-        study_file=study_file(results),
-        commands=commands(results, options),
     )
     if doubts := results.warnings():
         text = f"Warnings of jobkit: {some(doubts, _SHOWN_WARNINGS)}."
@@ -138,47 +129,6 @@ def listed(results: Results) -> pd.DataFrame:
         return runs
     odd = {name for text in results.scaling["outliers"].dropna() for name in text.split(", ")}
     return runs[(runs["status"] != "ok") | runs["run_id"].isin(odd)][:MAX_LISTED]
-
-
-def study_file(results: Results) -> str:
-    """The study as a TOML file that plans the same runs; empty where there is no such plan."""
-    study: Any = (read_json(results.paths.plan) or {}).get("study")
-    try:
-        planned = Study(**study).expand().runs
-    except (UsageError, TypeError):
-        return ""
-    others, total = sum(r not in planned for r in results.runs["run_id"]), len(results.runs)
-    lines = []
-    if others:  # of calls with other values under the same name
-        lines = [f"# Without {others} of the {counted(total, 'run')}, which earlier calls planned."]
-    lines += _pairs(study)
-    for head, table in study.items():
-        if isinstance(table, dict) and table:
-            lines += ["", f"[{head}]", *_pairs(table)]
-    return "\n".join(lines)
-
-
-def _pairs(table: dict[str, Any]) -> list[str]:
-    """The plain values of a table in TOML, a line each."""
-    names = {k: k if re.fullmatch(r"[A-Za-z0-9_-]+", k) else _toml(k) for k in table}
-    plain = {k: v for k, v in table.items() if not isinstance(v, dict | None)}
-    return [f"{names[k]} = {_toml(v)}" for k, v in plain.items()]
-
-
-def _toml(value: Any) -> str:
-    """A value in TOML's words, which JSON's are but for numbers that are not finite."""
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
-    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
-
-
-def commands(results: Results, options: Sequence[str] = ()) -> str:
-    """The commands that run the study again and make this report; options: of `jobkit plot`."""
-    name = shlex.quote(results.name)
-    lines = [f"jobkit run --study {name}.toml"] if study_file(results) else []
-    # A study of given logs is collected already.
-    plot = "jobkit plot" + " --collect" * (not results.paths.given_logs.exists())
-    return "\n".join([*lines, " ".join([plot, name, *map(shlex.quote, options)])])
 
 
 def facts(results: Results) -> list[tuple[str, str]]:
