@@ -58,7 +58,8 @@ def test_every_run_figure_and_verdict_is_there_safe_and_the_same_again(
     write_report(results, paths, found)
     page = results.paths.report.read_text()
     text = text_of(page)
-    assert all(run_id in text for run_id in results.runs["run_id"])
+    runs = results.runs
+    assert all(run_id in text for run_id in runs["run_id"][runs["status"] != "ok"])
     assert text.count("torch.OutOfMemoryError") >= 2
     assert "/attempts/0/outcome.json" in text  # where the evidence stands
     images = re.findall(r'<img src="data:image/svg\+xml;base64,([^"]+)"', page)

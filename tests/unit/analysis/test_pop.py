@@ -1,4 +1,4 @@
-"""The efficiencies of the POP model, and the breakdown records that they are made of."""
+"""The factors of the POP model, and the breakdown records that they are made of."""
 
 import math
 from dataclasses import replace
@@ -10,12 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobkit.analysis.collect.results import collect
-from jobkit.analysis.findings.causes import (
-    cause_of,
-    efficiency_table,
-    factors_of,
-    size_breakdowns,
-)
+from jobkit.analysis.findings.causes import cause_of, factors_of, size_breakdowns
 from support.fake_study import make_plan, realistic_study, whole_run
 from support.measured_study import step_fields
 
@@ -90,19 +85,6 @@ def test_a_study_says_where_its_efficiency_goes() -> None:
     own = [one for one in found if one.size.series == "fsdp"]
     measured = [math.prod(one.own.values()) / math.prod(one.base.values()) for one in own]
     assert measured == pytest.approx(scaling["efficiency"].tolist(), rel=0.03)
-    table = efficiency_table(found, "GPUs")
-    assert [row[:3] for row in table.rows[:3]] == [
-        ["ddp", "1", "1"], ["ddp", "4", "1"], ["ddp", "16", "4"]
-    ]  # fmt: skip
-    assert all(len(row) == len(table.heads) for row in table.rows)
-    assert table.heads[-1] == "global efficiency"
-    ddp = replace(found[1], row=found[1].row | {"breakdown_difference_s": 0.0125})
-    table = efficiency_table([found[0], ddp], "GPUs")
-    assert [row[-1] for row in (table.heads, *table.rows)] == [
-        "cost of all-reduce (ms)",
-        "-",
-        "12.5",
-    ]
     share = 1 - own[2].own["communication"]
     cause = f", because exposed communication takes {share:.0%} of the step"
     assert cause_of(results, own[2].size) == cause

@@ -2,8 +2,6 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,8 +13,7 @@ from jobkit.analysis.collect.rows import WALL_TIME
 from jobkit.analysis.figures.by_size import ends_of, lines_of
 from jobkit.analysis.figures.style import subtitle
 from jobkit.analysis.findings.verdict import MAX_WORDS, verdict
-from jobkit.analysis.report.report import MAX_LISTED, listed
-from jobkit.analysis.report.tables import project_table, proposal_table, thread_lines
+from jobkit.analysis.report.tables import project_table, proposal_table
 from jobkit.analysis.scaling.sizes import SEVERAL_STARTS
 from jobkit.analysis.tables.columns import EPOCHS, RESULTS
 from jobkit.analysis.tables.frames import frame
@@ -550,39 +547,6 @@ def test_the_hours_of_a_whole_project() -> None:
     for work, words in (("10 tokens", "the study measured images"), ("x", "as '300e9 tokens'")):
         with pytest.raises(UsageError, match=words):
             project_table(results, work, 1, "GPUs")
-
-
-THREADS = [  # the rates by processes, the threads of each, other cells, and what is said
-    ({1: (1000, 1010, 990), 4: (1500, 1490, 1510)}, {1: 4, 4: 1}, {},
-     ["4 cores as threads or processes, median [min, max]:",
-      "  4 processes x 1 thread (ddp): 1,500 [1,490, 1,510] images/s",
-      "  1 process x 4 threads (ddp): 1,000 [990, 1,010] images/s"]),
-    # A size that leaves a core idle is left out.
-    ({1: (1000,), 2: (1200,), 4: (900,)}, {1: 6, 2: 3, 4: 1}, {},
-     ["6 cores as threads or processes, median [min, max]:",
-      "  2 processes x 3 threads (ddp): 1,200 [1,200, 1,200] images/s",
-      "  1 process x 6 threads (ddp): 1,000 [1,000, 1,000] images/s"]),
-    # More cores for more processes are scaling, and no division.
-    ({1: (1000,), 4: (1500,)}, {1: 1, 4: 1}, {}, []),
-    *(({1: (1000,), 4: (1500,)}, {1: 4, 4: 1}, cells, [])
-      for cells in ({"device_type": "cuda"}, {"nodes": 2}, {"status": "failed"})),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("rates", "threads", "cells", "lines"), THREADS)
-def test_the_ways_to_divide_the_cores(rates, threads, cells, lines) -> None:
-    results = results_of({"ddp": rates})
-    cells = {"device_type": "cpu", "threads_used": results.runs["world_size"].map(threads)} | cells
-    assert thread_lines(replace(results, runs=results.runs.assign(**cells))) == lines
-
-
-def test_of_many_runs_those_to_look_at_are_listed() -> None:
-    runs = pd.DataFrame({"run_id": [f"r{i}" for i in range(2 * MAX_LISTED)], "status": "ok"})
-    runs.loc[30, "status"] = "failed"
-    runs.loc[MAX_LISTED:, "status"] = "timeout"
-    outliers = pd.DataFrame({"outliers": ["r20, r40, r30", None]})
-    names: Any = listed(SimpleNamespace(runs=runs, scaling=outliers))["run_id"].to_list()  # type: ignore[arg-type]
-    assert names[:4] == ["r20", "r30", "r40", f"r{MAX_LISTED}"] and len(names) == MAX_LISTED
 
 
 def sourced_study(*sources: tuple[str, str | None]):

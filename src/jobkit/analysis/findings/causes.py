@@ -13,15 +13,13 @@ rank of each iteration takes, on average, than max u; T is the wall time of the 
     random balance            RB = max u / (max u + r)
     data wait factor          DW = (max u + r) / (max b + r)
     communication efficiency  CE = (max b + r) / T
-    useful share              US = LB x RB x DW x CE = mean u / T
     computation scalability   CS = useful seconds of all ranks for one sample at the smallest
                                    measured size / the same at this size
-    global efficiency         GE = US x CS
 
-A slow rank makes the others wait inside their communication; as CE knows the busiest rank only,
-that wait counts as load imbalance. RB, which POP does not have, tells a rank that is slow from
-ranks slow in turn. POP calls US parallel efficiency, a name that here is kept for
-X(N) B / (X(B) N), which is GE over that of the smallest size.
+Their product over that of the smallest size is the parallel efficiency X(N) B / (X(B) N). A slow
+rank makes the others wait inside their communication; as CE knows the busiest rank only, that wait
+counts as load imbalance. RB, which POP does not have, tells a rank that is slow from ranks slow in
+turn.
 """
 
 import math
@@ -35,7 +33,6 @@ from jobkit.analysis.collect.results import Results
 from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.scaling.spread import MAX_OTHER_LOAD
 from jobkit.analysis.tables.frames import Row
-from jobkit.analysis.tables.text import NONE, TextTable, say
 from jobkit.spec.runspec import STRATEGIES
 
 _CLOCKS = 0.02  # by which the host's clock and a GPU's events may differ
@@ -43,26 +40,6 @@ _MIN_TOLERANCE, _TOLERANCE = 0.02, 0.1  # of the logarithm of an efficiency, and
 _NAMED = 1 / 3  # of the loss: a factor with less is not named
 _WORTH = 0.01  # a smaller loss of an efficient size is not named
 _ANOTHER_DAY_S = 12 * 3600
-_FACTORS = ("load_balance", "random_balance", "communication", "data_wait")
-_HEADS = (
-    *("load balance", "random balance", "communication efficiency", "data wait factor"),
-    *("useful share", "computation scalability", "global efficiency"),
-)
-_NOTE = (
-    "100% means no loss. Load balance: mean useful time of the ranks / that of the rank that is "
-    "slowest over all iterations. Random balance: that / the mean over iterations of the slowest "
-    "rank's. Data wait factor: maximum useful time / maximum busy time, with the wait for batches. "
-    "Communication efficiency: maximum busy time / time of the iteration. Useful share: their "
-    "product. Computation scalability: useful time per sample of all ranks at the smallest size / "
-    "at this one. Global efficiency: the product of both, of the profiled steps; over that of the "
-    "series' smallest size it should be near the measured one over that size. Of several repeats "
-    "the one with the median iteration is shown, of two the faster. Model: POP centre of "
-    "excellence (pop-coe.eu)."
-)
-_COST_NOTE = (
-    "Cost of all-reduce: an iteration's passes with it less those without, of ddp; - where that is "
-    "not above 0, so too small to measure."
-)
 # What may differ between the runs of two sizes, and how it is called.
 _DIFFER = {
     "device": "device",
@@ -140,25 +117,6 @@ def size_breakdowns(results: Results) -> list[SizeBreakdown]:
             own, base = (x | {"computation": x["computation"] / scale} for x in (own, base))
             breakdowns.append(SizeBreakdown(size, row, first, own, base))
     return breakdowns
-
-
-def efficiency_table(breakdowns: Sequence[SizeBreakdown], unit: str) -> TextTable:
-    """The efficiencies of each size, as the report has them. unit: GPUs, or processes (ranks)."""
-    heads = ["series", unit, "nodes", "iteration (ms)", *_HEADS, "cost of all-reduce (ms)"]
-    rows: list[list[str]] = []
-    for one in breakdowns:
-        factors = [one.own[name] for name in _FACTORS]
-        useful, computation = math.prod(factors), one.own["computation"]
-        factors += [useful, computation, useful * computation]
-        place = [one.size.series, str(one.size.world_size), say(one.size.nodes)]
-        place.append(f"{1000 * one.row['breakdown_iteration_s']:.4g}")
-        cost = one.row.get("breakdown_difference_s")
-        place += [*(f"{value:.1%}" for value in factors)]
-        rows.append([*place, f"{1000 * cost:.3g}" if cost else NONE])
-    notes = [_NOTE, _COST_NOTE]
-    if all(row[-1] == NONE for row in rows):
-        heads, rows, notes = heads[:-1], [row[:-1] for row in rows], notes[:1]
-    return TextTable(heads, rows, 1, notes)
 
 
 Factors = dict[str, tuple[float, str]]  # over those of a smaller size, each with its words

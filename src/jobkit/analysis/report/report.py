@@ -16,20 +16,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.figures.draw import FIGURES
 from jobkit.analysis.figures.style import shared_settings, unit
-from jobkit.analysis.findings.causes import efficiency_table, size_breakdowns
 from jobkit.analysis.findings.forecast import Forecast
 from jobkit.analysis.findings.verdict import LEAST, verdict
-from jobkit.analysis.report.tables import forecast_rows, proposal_table, run_costs, thread_lines
-from jobkit.analysis.tables.frames import Row, records, save
-from jobkit.analysis.tables.text import (
-    NONE,
-    TextTable,
-    counted,
-    rounded,
-    say,
-    say_accuracy,
-    some,
-)
+from jobkit.analysis.report.tables import forecast_rows, proposal_table, run_costs
+from jobkit.analysis.tables.frames import records, save
+from jobkit.analysis.tables.text import TextTable, counted, say, some
 from jobkit.spec.runspec import SETTINGS, RunSpec
 from jobkit.spec.study import read_run_spec, run_folders
 
@@ -69,13 +60,9 @@ def write_report(
         lstrip_blocks=True,
     )
     care = results.warnings()  # the caveats are notes of the table
-    if divided := thread_lines(results):
-        care.append(f"{divided[0]} {'; '.join(line.strip() for line in divided[1:])}")
     texts = results.runs["warnings_text"].dropna().str.split(" | ", regex=False).explode()
     counts = texts.value_counts(sort=False).sort_index()
     care += [f"warning of {counted(n, 'run')}: {text}" for text, n in counts.items()]
-    runs = [_run(row) for row in records(listed(results))]
-    filled = {head for _, cells in runs for head, cell in cells.items() if cell != NONE}
     captions = {figure.name: figure.caption for figure in FIGURES}
     html = environment.get_template("report.html.j2").render(
         study=results.name,
@@ -83,7 +70,6 @@ def write_report(
         verdict=verdict(results, of, least),
         proposal=proposal,
         project=project,
-        efficiencies=efficiency_table(size_breakdowns(results), of),
         costs=run_costs(results),
         care=care,
         # As images of their own, their ids meet no other's.
@@ -93,9 +79,7 @@ def write_report(
             if path.suffix == ".svg"
         ],
         forecast=forecast_rows(results, forecasts, reasons, of),
-        runs=[(about, {h: c for h, c in cells.items() if h in filled}) for about, cells in runs],
-        of_runs=len(results.runs),
-        most=MAX_LISTED,
+        odd=odd_runs(results),
         facts=facts(results),
     )
     if doubts := results.warnings():
@@ -109,26 +93,15 @@ def write_report(
     return list(written)
 
 
-def _run(row: Row) -> tuple[list[str], dict[str, str]]:
-    """A run's id, status, reason and evidence; its numbers by heading, with a dash for none."""
-    rate, evidence = row["throughput"], row["evidence"]
-    shown = f"{row['evidence_file']}: {evidence}" if evidence else ""
-    return [row["run_id"], row["status"], row["reason"] or "", shown], {
-        "time per epoch (s)": say(row["time_per_epoch_s"], "{:.4g}"),
-        "throughput": NONE if rate is None else rounded(rate),
-        "unit": say(row["throughput_unit"]),
-        "peak memory (MiB)": say(row["peak_memory_mib"], "{:,.0f}"),
-        "validation accuracy": say_accuracy(row["val_accuracy"]),
-    }
-
-
-def listed(results: Results) -> pd.DataFrame:
-    """All runs of a study; of many, the first of those that are not ok or are outliers."""
-    runs = results.runs
-    if len(runs) <= MAX_LISTED:
-        return runs
-    odd = {name for text in results.scaling["outliers"].dropna() for name in text.split(", ")}
-    return runs[(runs["status"] != "ok") | runs["run_id"].isin(odd)][:MAX_LISTED]
+def odd_runs(results: Results) -> TextTable:
+    """The runs that are not ok, and the outliers; results.csv has every run."""
+    outliers = {name for text in results.scaling["outliers"].dropna() for name in text.split(", ")}
+    odd = (results.runs["status"] != "ok") | results.runs["run_id"].isin(outliers)
+    names = ["run_id", "status", "reason", "evidence_file", "evidence"]
+    rows = [list(map(say, row.values())) for row in records(results.runs.loc[odd, names])]
+    left_out = len(rows) - MAX_LISTED
+    notes = [f"{left_out} more are in results.csv."] if left_out > 0 else []
+    return TextTable(["run", "status", "reason", "file", "evidence"], rows[:MAX_LISTED], 5, notes)
 
 
 def facts(results: Results) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from rich.text import Text
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.figures.style import unit
 from jobkit.analysis.findings.verdict import verdict
-from jobkit.analysis.report.tables import proposal_table, thread_lines
+from jobkit.analysis.report.tables import proposal_table
 from jobkit.analysis.tables.frames import records
 
 _WIDE = 200  # columns where there is no terminal: no line in a file is truncated
@@ -37,7 +37,7 @@ def print_summary(results: Results, console: Console | None = None) -> None:
         shown.add_row(*map(Text, ["" if series == before else series, *cells]))
         before = series
     console.print(shown)
-    lines = [table.notes[0], *thread_lines(results)]
+    lines = [table.notes[0]]
     for row in content["not_ok"]:
         lines.append(f"{row['status']:9} {row['run_id']}: {row['reason']}")
         if row["evidence"] and row["evidence"] not in (row["reason"] or ""):

@@ -264,24 +264,3 @@ def forecast_rows(
     ]
     notes += [f"No forecast: {why}." for why in reasons]
     return TextTable(heads, rows, 1, notes)
-
-
-def thread_lines(results: Results) -> list[str]:
-    """The ways in which the same cores were divided, the fastest first, with their ranges.
-
-    Empty where the runs on CPUs of one node did not divide the same cores in several ways.
-    """
-    runs = results.runs.dropna(subset=["threads_used", "world_size", "images_per_s"])
-    runs = runs[(runs["status"] == "ok") & (runs["device_type"] == "cpu") & (runs["nodes"] == 1)]
-    cores = runs["world_size"] * runs["threads_used"]
-    runs = runs[cores == cores.max()]
-    if runs["threads_used"].nunique() < 2:
-        return []
-    ways = runs.groupby(["world_size", "threads_used", "series"])["images_per_s"]
-    rates = ways.agg(["median", "min", "max"]).sort_values("median", ascending=False)
-    lines = [f"{counted(cores.max(), 'core')} as threads or processes, median [min, max]:"]
-    for (n, threads, series), ends in zip(rates.index, rates.to_numpy(float), strict=True):
-        middle, low, high = map(rounded, ends)
-        way = f"{counted(n, 'process')} x {counted(threads, 'thread')} ({series})"
-        lines.append(f"  {way}: {middle} [{low}, {high}] {IMAGES}")
-    return lines
