@@ -76,7 +76,7 @@ def test_who_may_write_decides_what_starts(plan, where, change, said, monkeypatc
     if code:
         assert f"{path}: everybody may write there" in lines[0]
         with pytest.raises(UsageError):
-            launcher.launch(plan, LaunchRequest(site="local", only="ok"))
+            launcher.launch(plan, LaunchRequest(site="local"))
         assert started == [] and plan.paths.plan.stat().st_mtime_ns == before
     elif said:
         assert f"note: {path}: its group may write there" in lines[0]

@@ -134,7 +134,7 @@ def test_a_path_that_cannot_be_used_is_refused(tmp_path, monkeypatch, name, site
     monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / name))
     plan = Study(name="s", strategies=("single",), gpus=(1,)).expand()
     with pytest.raises(UsageError, match="its path has"):
-        prepare(plan, LaunchRequest(site=site), ask=False)
+        prepare(plan, LaunchRequest(site=site))
     assert not (tmp_path / name).exists()
 
 

@@ -20,7 +20,7 @@ from jobkit.launch.slurm_cluster import find_site
 from jobkit.launch.slurm_options import OVERRIDES, verbatim
 from jobkit.launch.start import MAX_RESTARTS
 from jobkit.launch.states import counted
-from jobkit.outcome.state import BAD_ENDS, UNDER_WAY
+from jobkit.outcome.state import UNDER_WAY
 from jobkit.permissions import closed_to_others
 from jobkit.spec import options as spec_options
 from jobkit.spec.command import LAUNCHERS, STARTERS
@@ -136,7 +136,7 @@ def _begin_group(options: Parser, title: str) -> Callable[..., None]:
 def _add_main_arguments(options: StudyParser) -> None:
     """Add what most people need: which runs a study has, its command, where and how it starts."""
     known = ", ".join(sorted(path.stem for path in STUDIES.glob("*.toml")))
-    sites, ends = ", ".join(known_sites()), ", ".join(BAD_ENDS)
+    sites = ", ".join(known_sites())
     add = _begin_group(options, "study")
     add("--study", f"a TOML file, or one of: {known} (default {DEFAULT_STUDY}, or the command "
         "after --)", "FILE")  # fmt: skip
@@ -170,8 +170,6 @@ def _add_main_arguments(options: StudyParser) -> None:
         "this cluster's, where there is Slurm, else local)", "NAME")  # fmt: skip
     add("--max-running", "on Slurm: runs of each size at a time (default: no limit); on this "
         "machine it is 1", type=int, dest="at_once")  # fmt: skip
-    add("--only", f"start only the runs with this status: missing, {ends}", "STATUS",
-        choices=("missing", *BAD_ENDS))  # fmt: skip
     add("--max-restarts", "starts of a run after its first one: on Slurm after an early stop with "
         f"a checkpoint (default {MAX_RESTARTS}) or a crash (default 0), here after either (default "
         "0)", type=at_least(int, 0))  # fmt: skip
@@ -201,7 +199,6 @@ def _add_slurm_arguments(options: StudyParser) -> None:
     add("--exclusive", "allocate whole nodes", None, action="store_true", dest="sbatch_exclusive")
     add("--within-allocation", "run all in one allocation of the largest size, one after the other",
         None, action="store_true")  # fmt: skip
-    add("--max-node-hours", "refuse a plan that may need more node-hours", "X", type=float)
     add("--no-collect", "submit no job that collects and plots after all others", None,
         action="store_false", dest="collect")  # fmt: skip
 
@@ -268,7 +265,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
         changes |= {"command": args.command} if args.command else {}
         study = Study.load(args.study or DEFAULT_STUDY, **changes)
     study = spec_options.with_words(study, args.sweep, given=vars(args))
-    site = find_site(args.site, ask=not args.dry_run)
+    site = find_site(args.site)
     if site is not None and study.gpus_per_node is None:
         study = study.changed(gpus_per_node=site.gpus_per_node)
     notes: list[str] = []

@@ -35,11 +35,9 @@ class LaunchRequest:
     site: str | None = None  # local, slurm, a site's name or file; None: this cluster's
     at_once: int | None = None  # on Slurm: concurrent runs of each size (None: all); here it is one
     detach: bool = False  # on this machine: continue when this process ends (Slurm jobs always do)
-    only: str | None = None  # start only the runs with this status
     options: dict[str, str | bool] = field(default_factory=dict)  # for sbatch
     collect: bool = True  # on Slurm: submit a job that collects and plots after the others
     within_allocation: bool = False  # on Slurm: all runs in one allocation
-    max_node_hours: float | None = None  # refuse a plan that may take more
     max_restarts: int | None = None  # resumes of a run from its checkpoint (None: run.sh's default)
     gpus_per_node: int | None = None  # on Slurm, where the site does not say
     gpu_request: str | None = None  # on Slurm: how GPUs are asked for, over the site's way

@@ -247,8 +247,6 @@ def to_kubernetes(
     refused = {
         "--site": request.site,
         "an option of Slurm": request.options or request.within_allocation or request.gpu_request,
-        "--max-node-hours": request.max_node_hours,
-        "--only": request.only,
         "--max-running": request.at_once,
     }
     for option in (name for name, value in refused.items() if value):

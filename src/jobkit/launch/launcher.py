@@ -111,11 +111,8 @@ def launch(plan: Plan, request: LaunchRequest | None = None) -> Launch:
     return prepared
 
 
-def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
-    """Return what a launch would start, and where, after its checks; writes and submits nothing.
-
-    ask: Slurm may be asked; a dry run calls none of its commands.
-    """
+def prepare(plan: Plan, request: LaunchRequest) -> Launch:
+    """Return what a launch would start, and where, after its checks; writes and submits nothing."""
     folder = plan.paths.folder
     if request.at_once is not None and request.at_once < 1:
         raise UsageError(f"--max-running {request.at_once}: must be 1 or more")
@@ -137,7 +134,7 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
         if not getattr(spec, "patterns", None):
             raise  # it names the pattern's file
         raise UsageError(f"study {plan.study.name}: [patterns]: {error}") from None
-    site = slurm_cluster.find_site(request.site, ask)
+    site = slurm_cluster.find_site(request.site)
     if site is not None:
         notes.append(f"site {site.name} ({site.source or 'no profile in hpc/sites: the defaults'})")
     if site is not None and {spec.device for spec in plan.runs.values()} != {"cpu"}:
@@ -146,14 +143,14 @@ def prepare(plan: Plan, request: LaunchRequest, ask: bool = True) -> Launch:
             gpus_per_node=site.gpus_per_node or request.gpus_per_node or plan.study.gpus_per_node,
             gpu_request=request.gpu_request or site.gpu_request,
         )
-    looks = States(plan, ask)
-    prepared = Launch(plan, request, select(looks.look(), request.only), site, looks, notes=notes)
+    looks = States(plan)
+    prepared = Launch(plan, request, select(looks.look()), site, looks, notes=notes)
     commands = [spec for spec in plan.runs.values() if isinstance(spec, CommandSpec)]
     _check_scripts(commands, site)
     if site is None:
         _check_here(prepared)
     else:
-        _check_slurm(prepared, site, ask)
+        _check_slurm(prepared, site)
     words = [word for spec in commands for word in spec.command]
     if len(commands) > 1 and not any(RUN_DIR in w or "JOBKIT_RUN_DIR" in w for w in words):
         what = f"all {len(commands)} runs start in this folder"
@@ -189,7 +186,7 @@ def _check_here(prepared: Launch) -> None:
     prepared.plan = replace(plan, notes=(*plan.notes, *local.warnings(plan)))
 
 
-def _check_slurm(prepared: Launch, site: Site, ask: bool) -> None:
+def _check_slurm(prepared: Launch, site: Site) -> None:
     """Make the batches of a launch on Slurm, check them, and note what they may cost."""
     plan, request, notes = prepared.plan, prepared.request, prepared.notes
     devices = {spec.device for spec in plan.runs.values()}
@@ -211,18 +208,9 @@ def _check_slurm(prepared: Launch, site: Site, ask: bool) -> None:
     note = f"up to {hours:.4g} node-hours, if each job uses its whole time limit ({limit})"
     restarts = MAX_RESTARTS if request.max_restarts is None else request.max_restarts
     if restarts and "no-requeue" not in options:
-        hours *= 1 + restarts
         again = f"requeued {counted(restarts, 'time')} (--max-restarts)"
-        note += f", or {hours:.4g} if each is also {again}"
+        note += f", or {hours * (1 + restarts):.4g} if each is also {again}"
     notes.append(note)
-    if request.max_node_hours is not None and hours > request.max_node_hours:
-        limit = f"more than --max-node-hours {request.max_node_hours:g}"
-        do = "reduce --time, --gpus, --repeats or --max-restarts, or raise the limit"
-        raise UsageError(f"the plan may take {hours:.4g} node-hours, {limit}: {do}")
-    if ask:
-        from jobkit.launch import slurm_submit  # imports submitit, which --help does not need
-
-        slurm_submit.check(plan.paths, prepared.batches)
 
 
 @closed_to_others()
@@ -233,6 +221,10 @@ def start(prepared: Launch) -> None:
     if prepared.run_ids and os.path.lexists(paths.launcher_lock):  # else nothing holds it
         with local.held(paths):
             pass
+    if prepared.batches:
+        from jobkit.launch import slurm_submit  # imports submitit, which --help does not need
+
+        slurm_submit.check(paths, prepared.batches)
     try:
         plan.save()
     except OSError as error:
@@ -241,13 +233,10 @@ def start(prepared: Launch) -> None:
         raise UsageError(why) from None
     if prepared.run_ids and prepared.site is None:
         prepared.driver = local.start(plan, prepared.run_ids, request)
-    elif prepared.run_ids:
-        from jobkit.launch import slurm_submit
-
-        assert prepared.site is not None
+    elif prepared.site is not None and prepared.batches:
         with local.held(paths):
             # Another launcher may have submitted some of them since we looked.
-            prepared.run_ids = select(States(plan).look(), request.only)
+            prepared.run_ids = select(States(plan).look())
             if prepared.run_ids:
                 batches = slurm.make_batches(plan, prepared.run_ids, prepared.site, request)
                 done = slurm_submit.start(plan, batches, prepared.site, request)
@@ -257,7 +246,7 @@ def start(prepared: Launch) -> None:
 
 def dry_run(plan: Plan, request: LaunchRequest) -> int:
     """Print each command or batch script of a launch; write nothing."""
-    prepared = prepare(plan, request, ask=False)
+    prepared = prepare(plan, request)
     plan = prepared.plan
     for note in (*plan.notes, *prepared.notes):
         print(f"# note: {note}")

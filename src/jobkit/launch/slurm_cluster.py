@@ -15,41 +15,32 @@ from pathlib import Path
 from jobkit.errors import UsageError
 from jobkit.launch.command import clean_environment, python_path
 from jobkit.launch.site import Site, site_of_cluster
+from jobkit.outcome import slurm_jobs
 from jobkit.outcome.slurm_jobs import CLUSTER, JOB_ID
 
 TIMEOUT_S = 30.0
 # sbatch repeats a call that a busy controller does not answer; ended too early, its job may stay.
 SUBMIT_TIMEOUT_S = 300.0
-_NOT_SET_UP = re.compile(r"configuration source|DNS SRV|Unable to open|slurm\.conf", re.IGNORECASE)
+_NOT_SET_UP = re.compile(r"configuration (source|file)|DNS SRV|unable to open|slurm\.conf", re.I)
 _ARRAY = re.compile(r"^\s*MaxArraySize\s*=\s*([0-9]{1,9})\b", re.MULTILINE | re.IGNORECASE)
 _MAX_ARRAY_SIZE = 1001  # Slurm's default
 
 
-def find_site(name: str | None, ask: bool = True) -> Site | None:
+def find_site(name: str | None) -> Site | None:
     """The named site, else this cluster's; None: this machine, without Slurm.
 
-    ask: Slurm is needed; a dry run reads its configuration file only. Raises UsageError
-    where Slurm was requested and is absent, or is installed and does not answer.
+    Raises UsageError where nobody named one, and Slurm is installed here and does not answer.
     """
-    here = shutil.which("sbatch") is not None
-    if name == "local" or (name is None and not here):
+    if name == "local" or (name is None and shutil.which("sbatch") is None):
         return None
-    if ask and not here:
-        do = "log in to the cluster, or use --site local for this machine"
-        raise UsageError(f"--site {name}: no 'sbatch' on PATH here; {do}")
     if name not in (None, "slurm"):
         return Site.load(name)
-    text = _configuration()
-    if ask and not CLUSTER.search(text or ""):
-        done = call(["scontrol", "show", "config"])
-        if not (text := done.stdout) and not _NOT_SET_UP.search(done.stderr):
-            reason = (done.stderr.strip().splitlines() or ["no answer"])[-1]
+    cluster = CLUSTER.search(_configuration())
+    if cluster is None and name is None:
+        reason = slurm_jobs.silent.get("scontrol", "no answer")
+        if not _NOT_SET_UP.search(reason):
             raise UsageError(f"{_no_answer(reason)}, or use --site local")
-    if not text and name is None:
         return None  # Slurm's commands are installed without a cluster
-    if not text and ask:
-        raise UsageError("--site slurm: Slurm is installed here, but no cluster is configured")
-    cluster = CLUSTER.search(text or "")
     return site_of_cluster(cluster[1] if cluster else "slurm")
 
 
@@ -58,18 +49,20 @@ def _no_answer(reason: str) -> str:
 
 
 def max_array_size() -> int:
-    """How many elements an array may have, by Slurm's configuration file, else by its default."""
-    size = _ARRAY.search(_configuration() or "")
+    """How many elements an array may have, by Slurm's configuration, else by its default."""
+    size = _ARRAY.search(_configuration())
     return max(1, int(size[1])) if size else _MAX_ARRAY_SIZE
 
 
-def _configuration() -> str | None:
-    """The text of Slurm's configuration file on this machine; None where there is none."""
-    paths = (os.environ.get("SLURM_CONF"), "/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
-    for path in paths[:1] if paths[0] else paths[1:]:
+def _configuration() -> str:
+    """Slurm's configuration: its file on this machine, else what the controller says of it."""
+    conf = os.environ.get("SLURM_CONF")
+    for path in [conf] if conf else ["/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf"]:
         with contextlib.suppress(OSError):
-            return Path(str(path)).read_text(encoding="utf-8", errors="replace")
-    return None
+            text = Path(path).read_text(encoding="utf-8", errors="replace")
+            if CLUSTER.search(text):
+                return text
+    return slurm_jobs.output(["scontrol", "show", "config"]) or ""
 
 
 def call(

@@ -84,7 +84,7 @@ def make_batches(
     if whole:
         most = (max(getattr(shape, name) for shape in shapes) for name in Shape.__annotations__)
         shapes = {Shape(*most): list(run_ids)}
-    batches = []
+    batches, limit = [], len(run_ids) if whole else max_array_size()
     for shape in sorted(shapes, key=lambda s: (s.nodes * s.ranks_per_node, s.nodes)):
         runs = shapes[shape]
         name = plan.study.name if whole else _job_name(plan, runs, shape)
@@ -92,9 +92,8 @@ def make_batches(
         if whole and "time" not in request.options:  # the site's limit is for one run
             options["time"] = str(math.ceil(minutes(site.time) * len(run_ids)))
         options |= warning(options)
-        size = len(runs) if whole else max_array_size()
-        for begin in range(0, len(runs), size):
-            part = tuple(runs[begin : begin + size])
+        for begin in range(0, len(runs), limit):
+            part = tuple(runs[begin : begin + limit])
             batches.append(Batch(part, options, None if whole else request.at_once, whole))
     return batches
 

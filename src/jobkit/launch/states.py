@@ -26,13 +26,11 @@ _MAX_NUMBER = 1e30  # a larger one is not shown
 class States:
     """Reads the states repeatedly: ended runs only once, Slurm at a limited rate."""
 
-    def __init__(self, plan: Plan, ask: bool = True) -> None:
-        """ask: whether Slurm may be queried."""
+    def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.of_runs: dict[str, RunState] = {}
         self.jobs: dict[str, slurm_jobs.Job] = {}  # by run: what Slurm last said of its job
         self.silence = ""  # the command of Slurm that gave no answer, and why
-        self._may_ask = ask
         self._cluster: str | None = None  # the name of the one that is asked, once it is known
         self._next = {"squeue": 0.0, "sacct": 0.0}  # when each may be asked again
         self._answers: dict[str, slurm_jobs.Job] = {}
@@ -68,7 +66,7 @@ class States:
 
     def _cluster_name(self) -> str | None:
         """The name of the cluster that is asked; asked again until it has answered."""
-        if self._may_ask and self._cluster is None:
+        if self._cluster is None:
             self._cluster = slurm_jobs.cluster()
             self._note_silence("scontrol")
         return self._cluster
@@ -78,9 +76,9 @@ class States:
         self.silence = f"{command}: {why.removeprefix(f'{command}: ')}" if why else ""
 
     def _ask(self, ids: Iterable[str]) -> Mapping[str, slurm_jobs.Job]:
-        """Return Slurm's latest answers; query it again after the interval, if allowed."""
+        """Return Slurm's latest answers; query it again after the interval."""
         now = time.monotonic()
-        if self._may_ask and now >= self._next["squeue"]:
+        if now >= self._next["squeue"]:
             accounting = now >= self._next["sacct"]
             self._answers |= slurm_jobs.ask(ids, accounting)
             self._note_silence("squeue")
@@ -100,10 +98,8 @@ def wait_for_end(plan: Plan) -> bool:
     return True
 
 
-def select(by_run: Mapping[str, RunState], only: str | None = None) -> list[str]:
-    """Return the runs to start: those missing or not ok, or only those with one status."""
-    if only:
-        return [run_id for run_id, state in by_run.items() if state.status == only]
+def select(by_run: Mapping[str, RunState]) -> list[str]:
+    """Return the runs to start: those missing or not ok."""
     return [r for r, state in by_run.items() if state.status not in ("ok", *UNDER_WAY)]
 
 

@@ -46,7 +46,7 @@ def test_a_folder_of_given_logs_takes_no_plan(logs: Path, where: list[str], caps
     ],
 )
 def test_gpus_are_asked_for_without_a_profile(words, asked, monkeypatch, capsys) -> None:
-    monkeypatch.setenv("SLURM_CONF", "/no/such/slurm.conf")
+    monkeypatch.setenv("PATH", "/nonexistent")  # of a machine without Slurm
     study = ["--study", "demo", "--site", "slurm", "--dry-run", "--strategies", "ddp"]
     assert cli.main([*study, *words.split()]) == (2 if asked is None else 0)
     said = capsys.readouterr()
@@ -54,6 +54,25 @@ def test_gpus_are_asked_for_without_a_profile(words, asked, monkeypatch, capsys)
         assert "--gpus-per-node N" in said.err and said.err.count("\n") == 1
     else:
         assert re.findall("^#SBATCH (--(?:gpus|gres).*)", said.out, re.MULTILINE) == asked
+
+
+def test_a_dry_run_needs_no_controller(tmp_path: Path, monkeypatch, capsys) -> None:
+    """Where it is needed to know the cluster, and does not answer, that is one line."""
+    script(tmp_path / "sbatch", "#!/bin/sh\nexit 1\n")
+    silent = "echo 'Unable to contact slurm controller' >&2; exit 1"
+    script(tmp_path / "scontrol", f"#!/bin/sh\n{silent}\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("SLURM_CONF", str(conf := tmp_path / "slurm.conf"))
+    words = ["--dry-run", "--study", "demo", "--strategies", "ddp", "--device", "cpu"]
+    for site in ("slurm", "minicluster"):
+        assert cli.main([*words, "--site", site]) == 0
+        assert "#SBATCH" in capsys.readouterr().out
+    assert cli.main(words) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    assert "does not answer (Unable to contact slurm controller)" in said.err
+    conf.write_text("ClusterName=here\n")
+    assert cli.main(words) == 0 and "site here (" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("cores", "gpus", "sizes"), [(2, 0, "12"), (64, 0, "1248"), (2, 4, "124")])
@@ -165,9 +184,6 @@ def test_the_default_study_is_told_and_on_slurm_named(tmp_path, logs, monkeypatc
     assert "24 runs planned" in said.out and "up to 12 node-hours" in said.out
     assert "or 48 if each is also requeued 3 times (--max-restarts)" in said.out
     assert said.err.count("\n") == 1 and "run_benchmarks.py --study strong" in said.err
-    for words, fault in ([], "may take 48 node-hours"), (["--max-restarts", "0"], "no study was"):
-        assert cli.main(["--device", "cpu", "--max-node-hours", "20", *words]) == 2
-        assert fault in capsys.readouterr().err
     assert started == [6] and not logs.exists()
 
 

@@ -201,5 +201,5 @@ def test_an_array_has_as_many_elements_as_the_cluster_takes(slurm, monkeypatch) 
     assert given.submit()[0] == ["7", "8", "9", "10"]
     assert "#SBATCH --array=0-1%2\n" in (slurm / "9.script").read_text()
     assert "--array" not in (slurm / "10.script").read_text()
-    monkeypatch.setenv("SLURM_CONF", str(slurm / "none"))
+    (slurm / "slurm.conf").write_text("ClusterName=c\n")
     assert max_array_size() == 1001  # Slurm's default
