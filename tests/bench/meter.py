@@ -59,7 +59,7 @@ def loop(batches, step):
     return time.process_time() - begin
 plain = loop(range(2500), lambda work, i: None)
 meter.start(unit="samples")
-ours = loop(meter.batches(range(2500)), lambda work, i: meter.step(work=work, train_loss=i))
+ours = loop(meter.batches(range(2500)), lambda work, i: meter.step(work=work))
 meter.end()
 print((ours - plain) / 2500, file=sys.stderr)
 """

@@ -133,7 +133,7 @@ def run(folder: Path, planted: dict[str, str], why: int | None = 5, steps: int =
     env = {**os.environ, **planted, "STEPS": str(steps), "TRUTH": str(folder / "truth")}
     if why is not None:
         env |= {"JOBKIT_AUTO": "1", "PYTHONPATH": str(AUTO), "JOBKIT_WHY": str(why)}
-        env |= {"JOBKIT_RUN_DIR": str(folder), "JOBKIT_METER": "0", "JOBKIT_STUDY": "s"}
+        env |= {"JOBKIT_RUN_DIR": str(folder), "JOBKIT_STUDY": "s"}
         env |= {"JOBKIT_RUN_ID": folder.name, "JOBKIT_ATTEMPT": "0"}
     words = [sys.executable, str(folder / "train.py")]
     if rate := planted.get("LINK"):  # a network of its own, whose loopback is throttled
@@ -142,10 +142,13 @@ def run(folder: Path, planted: dict[str, str], why: int | None = 5, steps: int =
             for r in range(2)
         )
         slow = f"tc qdisc add dev lo root tbf rate {rate} burst 256k latency 50ms"
-        line = f"ip link set lo up && {slow} && {{ {ranks} wait; }}"
+        line = f"ip link set lo up && {slow} && {{ {ranks} wait; }} >/dev/null"
         subprocess.run(["unshare", "-rn", "sh", "-c", line], env=env, check=True, timeout=600)
     else:
-        ranks = [subprocess.Popen(words, env={**env, **place(r, port)}) for r in range(2)]
+        quiet = subprocess.DEVNULL  # of rank 0's records
+        ranks = [
+            subprocess.Popen(words, env={**env, **place(r, port)}, stdout=quiet) for r in range(2)
+        ]
         codes = [rank.wait(timeout=600) for rank in ranks]
         assert codes == [0, 0], codes
     said = [json.loads((folder / f"truth.{rank}").read_text()) for rank in range(2)]

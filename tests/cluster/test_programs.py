@@ -26,10 +26,10 @@ HEADS = {
 COUNTS = """
 import time
 from jobkit import meter
-meter.start(unit="samples", work_per_step=8)
+meter.start(unit="samples")
 for step in range(40):
     time.sleep(0.02)
-    meter.step()
+    meter.step(work=8)
 meter.epoch(0)
 meter.end()
 """

@@ -90,7 +90,6 @@ KINDS: dict[str, dict[str, str]] = {
         "without a pause or an evaluation before them",
         "step_max_s": "longest time of a step, likewise",
         "warmup": "true: steps of the warm-up, not compared",
-        "values": "the program's own numbers, such as train_loss: the last of each in the window",
     },
     "sample": {  # of the machine, by each rank with a GPU and by the first rank of each node
         "at_s": "seconds since the rank's first sample",

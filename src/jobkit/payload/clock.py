@@ -23,7 +23,7 @@ class StepWindows(Meter):
     _before: tuple[int, float, float]  # its values before the profiled steps
 
     def __init__(self, report: Reporter, place: RankEnv, gpus: int) -> None:
-        super().__init__("images", None, 0, "training", None, environment={})
+        super().__init__("images", "training", None, environment={})
         self._place, self._gpus = {**os.environ, "LOCAL_RANK": str(place.local_rank)}, gpus
         self._report, self.rank, self._world = report, place.rank, place.world_size
         self._own: MetricWriter | None = None

@@ -202,7 +202,7 @@ class Trainer:
                 self.loss_sum += self._train_step(step, epoch, clock)
             self.progress.position += step.global_count
             self.progress.iteration += 1
-            self.windows.step(sum(map(len, step.micro_batches)) * self.strategy.owns_loss, {})
+            self.windows.step(sum(map(len, step.micro_batches)) * self.strategy.owns_loss)
             if not self.begun:
                 self.report.record_startup(clock.elapsed_s(), self.spec.compile)
                 self.begun = True

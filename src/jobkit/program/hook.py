@@ -149,7 +149,7 @@ class Hook(Guarded):
         for each in passes:
             each.wait, each.size = 0.0, 0
         self._loaders_only = self._loaders_only and bool(passes)
-        self.meter.step(size if known else None, {})
+        self.meter.step(size if known else None)
 
     def give_up(self) -> None:
         """Measure no more."""

@@ -6,16 +6,16 @@
         for x, y in meter.batches(loader):        # measures the wait for data
             ...
             optimizer.step()
-            meter.step(work=len(x))               # of this rank; or start(work_per_step=...)
+            meter.step(work=len(x))               # of this rank
         with meter.paused():                      # evaluation and checkpoints are not training
             val_loss = evaluate()
         meter.epoch(epoch, val_loss=val_loss)
     meter.end()
 
 Standard library only, Python 3.10. In a study (JOBKIT_RUN_DIR is set) each rank appends
-to its own file there, and rank 0 copies its lines to standard output; elsewhere rank 0 only prints
-(JOBKIT_METER=0: nothing). After start() no call raises: what fails is one warning, and the training
-continues. A GPU is synchronised at the ends of windows and pauses, if torch is imported already.
+to its own file there, and rank 0 copies its lines to standard output; elsewhere rank 0 only
+prints. After start() no call raises: what fails is one warning, and the training continues. A GPU
+is synchronised at the ends of windows and pauses, if torch is imported already.
 """
 
 import atexit
@@ -43,18 +43,12 @@ class Batches:
         meter = _meter
         meter.begin(time.perf_counter())
         meter.wait()
-        iterator = iter(self._loader)
         try:
-            while True:
-                try:
-                    batch = next(iterator)
-                except StopIteration:
-                    return
-                finally:
-                    meter.got()
+            for batch in self._loader:
+                meter.got()
                 yield batch
                 meter.wait()
-        finally:
+        finally:  # of the loader's last wait, which may be an error
             meter.got()
 
 
@@ -72,8 +66,6 @@ _meter: Any = _Nothing()
 
 def start(
     unit: str | None = None,
-    work_per_step: float | None = None,
-    warmup_steps: int | None = None,
     *,
     source: str = "meter",
     work_source: str | None = None,
@@ -81,9 +73,7 @@ def start(
 ) -> None:
     """Begin to measure: at the head of the training, on every rank.
 
-    unit: of the work: samples, tokens, ... work_per_step: units in one optimizer step over all
-    ranks, where it is fixed. warmup_steps: steps that are not compared (5; what a study says, if
-    that is more). The rest is said by the hook. A second call does nothing.
+    unit: of the work: samples, tokens, ... The hook says the rest. A second call does nothing.
     """
     global _meter
     if _meter.on:
@@ -92,7 +82,7 @@ def start(
     if auto and source != "auto":
         auto.step_aside()
     try:
-        _meter = Meter(unit, work_per_step, warmup_steps, source, work_source, environment)
+        _meter = Meter(unit, source, work_source, environment)
         _meter.begin(time.perf_counter())
         if processes := sys.modules.get("multiprocessing.util"):  # its children skip atexit
             processes.Finalize(None, _at_exit, exitpriority=0)
@@ -110,9 +100,9 @@ def batches(loader: Any) -> Batches:
     return Batches(loader)
 
 
-def step(work: float | None = None, **values: Any) -> None:
-    """An optimizer step is done. work: units of this rank in it. values: such as train_loss."""
-    _meter.step(work, values)
+def step(work: float | None = None) -> None:
+    """An optimizer step is done. work: units of this rank in it."""
+    _meter.step(work)
 
 
 def epoch(number: float, /, **values: Any) -> None:

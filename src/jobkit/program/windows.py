@@ -91,8 +91,6 @@ class Meter(Guarded):
     def __init__(
         self,
         unit: str | None,
-        per_step: float | None,
-        warmup: int | None,
         source: str,
         work_source: str | None,
         environment: Mapping[str, str] | None = None,
@@ -101,12 +99,10 @@ class Meter(Guarded):
         stated, of_study = env.get("JOBKIT_WORK_PER_STEP"), env.get("JOBKIT_UNIT")
         self.steps, self.failed, self.rank = 0, False, 0
         self._unit, self._source = of_study or unit, source
-        self._counts = bool(stated) or same_unit(unit, of_study)  # else another unit's work
-        per_step, work_source = (per_step, work_source) if self._counts else (None, None)
-        self._per_step = float(stated) if stated else per_step
-        self._stated, self._work_source = bool(stated), "stated" if stated else work_source
-        given = [int(n) for n in (warmup, env.get("JOBKIT_WARMUP_STEPS")) if n not in (None, "")]
-        self._warmup = max(given, default=WARMUP_STEPS)
+        self._counts = same_unit(unit, of_study)  # else another unit's work
+        self._per_step = float(stated) if stated else None
+        self._work_source = "stated" if stated else work_source if self._counts else None
+        self._warmup = int(env.get("JOBKIT_WARMUP_STEPS") or WARMUP_STEPS)
         self._writer: Writer | None = None
         self._sampler: Sampler | None = None
         self._world, self._every, self._depth = 1, 1, 0
@@ -127,7 +123,6 @@ class Meter(Guarded):
 
     def _clear(self) -> None:
         self._times: list[float] = []
-        self._values: dict[str, Any] = {}
         self._work: float | None = 0
         self._paused = 0.0
         self._data = None if self._data is None else 0.0
@@ -198,7 +193,7 @@ class Meter(Guarded):
         return self._over
 
     @guarded
-    def step(self, work: float | None, values: Mapping[str, Any]) -> None:
+    def step(self, work: float | None) -> None:
         """An optimizer step is done. Not counted in a window where its begin was not seen."""
         work = work if self._counts else None
         if self._writer is None:
@@ -217,11 +212,9 @@ class Meter(Guarded):
         self._events.after_step()
         self._times.append(now - self._last)
         self._last = now
-        if work is None or self._stated:
-            work = None if self._per_step is None else self._per_step / self._world
+        if self._per_step is not None:
+            work = self._per_step / self._world
         self._work = None if work is None or self._work is None else self._work + work
-        for name, value in values.items():  # detached: not to keep the graph of a loss
-            self._values[name] = value.detach() if hasattr(value, "detach") else value
         late = now - self._begin > WINDOW_S
         if late and self.steps > self._warmup:
             self._every = self._spacing(sum(self._times) / len(self._times))
@@ -273,7 +266,6 @@ class Meter(Guarded):
             epoch=self._epoch,
             **percentiles(on_device if cuda_in_use() else times),
             warmup=warm,
-            values={k: as_number(v) for k, v in self._values.items()},
         )
         # A mean of the warm-up has the start-up in it.
         self._every = self._spacing(min(times) if warm else wall / len(times))
@@ -295,7 +287,6 @@ class Meter(Guarded):
         env = self._environment
         rank, self._world, group_size = place(env)
         folder, attempt = env.get("JOBKIT_RUN_DIR"), int(env.get("JOBKIT_ATTEMPT") or 0)
-        prints = rank == 0 and env.get("JOBKIT_METER") != "0"
 
         def writer(kind: str, log: Any = None) -> Writer:
             name = f"{attempt}{kind}.jsonl"
@@ -307,18 +298,15 @@ class Meter(Guarded):
 
         # The process's own standard output: a progress bar that replaced it may wrap lines.
         output = sys.__stdout__ if folder else sys.stdout
-        self._writer = writer(f".r{rank}" if rank else "", output if prints else None)
+        self._writer = writer(f".r{rank}" if rank else "", None if rank else output)
         self.rank = rank
         if not self._writer.continue_alone():
             text = "another process measures as this rank already"
             if folder and rank == 0:  # beside its file, which the other one has
                 writer(".r0").write("message", level="warning", text=text)
             raise RuntimeError(text)
-        if not self._stated and work is not None:
-            self._per_step = None
+        if work is not None:
             self._work_source = self._work_source or "counted"
-        elif self._per_step is not None:
-            self._work_source = self._work_source or "stated"
         self._write(
             "run_start",
             source=self._source,

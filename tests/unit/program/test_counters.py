@@ -152,8 +152,9 @@ def test_the_rank_within_a_node() -> None:
 
 def test_the_last_sample_comes_after_the_last_window(tmp_path: Path) -> None:
     """Without end(), too: energy is that between the ends of windows which samples enclose."""
-    program = "from jobkit import meter; meter.start(warmup_steps=1); meter.step(1); meter.step(1)"
-    env = {"JOBKIT_RUN_DIR": str(tmp_path), "JOBKIT_ATTEMPT": "0", "PYTHONPATH": str(ROOT / "src")}
+    program = "from jobkit import meter; meter.start(); meter.step(1); meter.step(1)"
+    env = {"JOBKIT_RUN_DIR": str(tmp_path), "JOBKIT_WARMUP_STEPS": "1"}
+    env |= {"JOBKIT_ATTEMPT": "0", "PYTHONPATH": str(ROOT / "src")}
     subprocess.run([sys.executable, "-c", program], env={**os.environ, **env}, check=True)
     windows, samples = (
         [json.loads(line) for line in (tmp_path / "metrics" / name).read_text().splitlines()]

@@ -72,8 +72,8 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 
 def started(folder: Path, **env: str) -> windows.Meter:
-    own = {"JOBKIT_RUN_DIR": str(folder), "JOBKIT_METER": "0", "WORLD_SIZE": "1", **env}
-    meter = windows.Meter("images", None, 2, "meter", None, own)
+    own = {"JOBKIT_RUN_DIR": str(folder), "WORLD_SIZE": "1", "JOBKIT_WARMUP_STEPS": "2", **env}
+    meter = windows.Meter("images", "meter", None, own)
     meter.begin(0.0)
     return meter
 
@@ -81,7 +81,7 @@ def started(folder: Path, **env: str) -> windows.Meter:
 def train(folder: Path, steps: int, **env: str) -> None:
     meter = started(folder, **env)
     for _ in range(steps):
-        meter.step(8, {})
+        meter.step(8)
     meter.end("ok", "")
 
 
@@ -136,7 +136,7 @@ def test_a_pause_ends_a_place_and_its_steps_count(tmp_path: Path, recorder: Reco
             meter.pause()
             assert not recorder.running
             meter.resume()
-        meter.step(8, {})
+        meter.step(8)
     (record,) = written(tmp_path, "0.w0.jsonl", "why")
     assert record["steps"] == 3
 
@@ -144,7 +144,7 @@ def test_a_pause_ends_a_place_and_its_steps_count(tmp_path: Path, recorder: Reco
 def test_another_profiler_of_the_program_has_its_turn(tmp_path: Path, recorder: Recorder) -> None:
     meter = started(tmp_path)
     for _ in range(10):
-        meter.step(8, {})
+        meter.step(8)
     assert recorder.running
     sys.modules["torch"].autograd.profiler.profile()._prepare_trace()
     assert not recorder.running

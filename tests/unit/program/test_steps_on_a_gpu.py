@@ -60,8 +60,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
 def meter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> windows.Meter:
     monkeypatch.setattr(windows, "watch", lambda *_: None)  # the machine is not sampled
     monkeypatch.setattr(windows, "FIRST_STEPS", 50)  # all after the warm-up are one window
-    env = {"JOBKIT_RUN_DIR": str(tmp_path), "JOBKIT_WHY": "0", "JOBKIT_METER": "0"}
-    made = windows.Meter("images", None, 2, "meter", None, {**env, "WORLD_SIZE": "1"})
+    env = {"JOBKIT_RUN_DIR": str(tmp_path), "JOBKIT_WHY": "0", "WORLD_SIZE": "1"}
+    made = windows.Meter("images", "meter", None, env | {"JOBKIT_WARMUP_STEPS": "2"})
     made.begin(0.0)
     return made
 
@@ -69,7 +69,7 @@ def meter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> windows.Meter:
 def steps(meter: windows.Meter, device: FakeDevice, *seconds: float) -> None:
     for each in seconds:
         device.now_s += each
-        meter.step(8, {})
+        meter.step(8)
 
 
 def window(tmp_path: Path) -> dict[str, object]:
@@ -127,7 +127,7 @@ def test_a_gpu_that_the_program_does_not_use_is_not_asked(
     cuda = SimpleNamespace(is_initialized=lambda: False)
     use(cuda, monkeypatch)
     for _ in range(4):
-        meter.step(8, {})
+        meter.step(8)
     meter.pause(), meter.resume()
     assert meter.on and machine.gpus_in_use() == []
     meter.end("ok", "")

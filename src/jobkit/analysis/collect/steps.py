@@ -228,7 +228,7 @@ def _over_ranks(
     # Where a rank, or a window of one, is missing, the sum of the work would be too small.
     whole = world in (None, len(of_ranks)) and len(works) == len(of_ranks)
     first = next((w for w in of_ranks if w[0].get("rank") == 0), of_ranks[0])
-    epoch, values = first[-1].get("epoch"), first[-1].get("values")
+    epoch = first[-1].get("epoch")
     percentiles: dict[str, float] = {}
     for windows in of_ranks:
         for name, value in over_windows([(r, r["steps"]) for r in windows]).items():
@@ -244,7 +244,6 @@ def _over_ranks(
         data_wait_s=max(totals("data_wait_s"), default=None),
         warmup=any(r.get("warmup") is True for windows in of_ranks for r in windows),
         percentiles=percentiles,
-        values=values if isinstance(values, dict) else {},
     )
 
 
