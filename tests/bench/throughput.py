@@ -100,7 +100,7 @@ def loop(rounds: int) -> Figures:
             """Images per second; nodata: on one batch, which is ready."""
             trainer.data.training_batch = (lambda *_: ready) if nodata else load
             trainer.train_epoch(1)
-            return trainer.clock.images / trainer.clock.elapsed_s()
+            return trainer.windows.images / trainer.windows.epoch_s
 
         epoch()  # warm up
         return epoch

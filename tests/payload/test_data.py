@@ -162,10 +162,9 @@ def test_no_step_has_the_host_wait_for_the_gpu(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(strategy, "optimizer_step", lambda optimizer: None)
         with Operations() as seen:
             for step in trainer.data.cropped_ahead(trainer.batches.epoch(0, 0, GPU), 0):
-                trainer.loss_sum += trainer._train_step(step, 0, trainer.clock)
+                trainer.loss_sum += trainer._train_step(step, 0)
     assert seen.waits == [f"_to_copy.default({samples},)"]  # the order, once
     assert "convolution" in seen.names  # the forward pass was in it
-    assert trainer.clock.images == samples
 
 
 @pytest.mark.parametrize(("rank", "ranks"), [(0, 1), (1, 3)])

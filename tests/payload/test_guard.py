@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -118,8 +117,8 @@ class Lockstep:
 
 def trainer_at(steps: int, epoch: int) -> SimpleNamespace:
     """A training of so many steps, in epochs of some, before its first one."""
-    trainer = SimpleNamespace(progress=SimpleNamespace(iteration=0), clock=None)
-    trainer.clock = SimpleNamespace(paused=nullcontext)
+    trainer = SimpleNamespace(progress=SimpleNamespace(iteration=0))
+    trainer.windows = SimpleNamespace(pause=lambda: None, resume=lambda: None)
     trainer.group = SimpleNamespace(gather=lambda name: ["", "SIGUSR2", ""])
 
     def step() -> None:

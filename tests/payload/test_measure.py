@@ -15,7 +15,7 @@ from jobkit.payload.clock import StepWindows
 from jobkit.payload.place import RankEnv
 from jobkit.payload.report import Reporter
 from jobkit.payload.strategies.ddp import _empty_in_fp32
-from jobkit.payload.train import Clock, Trainer
+from jobkit.payload.train import Trainer
 from jobkit.spec.runspec import RunSpec
 from support.cuts import final
 from support.rigs import Result, Start
@@ -143,16 +143,41 @@ def test_the_first_iteration_of_a_batch_size_is_not_timed(
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", benchmark)
-    clock = Clock(StepWindows(Reporter(None, 0, 0), RankEnv(), 1))
-    trainer: Any = SimpleNamespace(spec=RunSpec(compile=compiles), clock=clock, _seen=set())
+    windows = StepWindows(Reporter(None, 0, 0), RankEnv(), 1)
+    trainer: Any = SimpleNamespace(spec=RunSpec(compile=compiles), windows=windows, _seen=set())
     trainer.data, trainer.begun = SimpleNamespace(device=torch.device(device)), False
+    windows.start(warmup=0, why=0)
+    windows.begin_epoch(0)
     for size in (512, 512, 7, 7):
-        with Trainer._timed(trainer, SimpleNamespace(global_count=size)):  # type: ignore[arg-type]
-            now[0] += 1
-            clock.images += size
+        Trainer._leave_out(trainer, SimpleNamespace(global_count=size))  # type: ignore[arg-type]
+        now[0] += 1
+        windows.waited(1)
+        windows.step(size)
         trainer.begun = True
-    assert clock.elapsed_s() == 4 - excluded
-    assert clock.images == 1038 - 7 * excluded
+    windows.end_epoch(0.0, 1038, 4.0)
+    assert windows.epoch_s == windows.wait_s == 4 - excluded
+    assert windows.images == 1038 - 7 * excluded
+
+
+def test_an_epoch_without_a_counted_step_keeps_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    windows = StepWindows(Reporter(None, 0, 0), RankEnv(), 1)
+    windows.start(warmup=1, why=2)  # place 6: the steps 7 to 10 are aside
+    times = []
+    for epoch in range(6):
+        windows.begin_epoch(epoch)
+        begin = now[0]
+        for _ in range(2):
+            now[0] += 1
+            windows.step(3)
+            windows.pause()  # such as for a checkpoint
+            now[0] += 10
+            windows.resume()
+        windows.end_epoch(begin, 6, 0.0)
+        times.append((windows.images, windows.epoch_s))
+        now[0] += 100  # an evaluation
+    assert times == [(3, 1), (6, 2), (6, 2), (6, 2), (6, 2), (6, 2)]
 
 
 def test_an_empty_batch_meets_sync_batch_norm_in_fp32() -> None:

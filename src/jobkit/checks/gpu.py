@@ -89,8 +89,8 @@ def epoch(spec: RunSpec, group: Group) -> list[str]:
     lines = [line(f"{name}: steps that wait for the GPU", bool(waits), high=0, why=waits)]
     if waits:
         return lines
-    elapsed_s = trainer.clock.elapsed_s()
-    lines.append(line(f"{name}: images/s of this rank", trainer.clock.images / elapsed_s))
+    elapsed_s = trainer.windows.epoch_s
+    lines.append(line(f"{name}: images/s of this rank", trainer.windows.images / elapsed_s))
     if device.type == "cuda":
         share = (moments[-1] - moments[0]) / elapsed_s
         peak_mib = peak_memory_mib(device)["allocated_memory_mib"]

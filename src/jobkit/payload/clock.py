@@ -9,6 +9,7 @@ from jobkit.metric.kinds import MetricWriter
 from jobkit.payload.place import RankEnv
 from jobkit.payload.report import Reporter
 from jobkit.program.machine import watch
+from jobkit.program.process import synchronised_s
 from jobkit.program.why import Why
 from jobkit.program.windows import Meter
 
@@ -19,8 +20,9 @@ class StepWindows(Meter):
     Rank 0's are among its other records. An error is one warning, and ends no training.
     """
 
-    _clock: Any  # a train.Clock, of the epoch, which leaves profiled steps out as well
-    _before: tuple[int, float, float]  # its values before the profiled steps
+    # Of the epoch: the sums of its windows after the warm-up, in which no profiled step is.
+    images, epoch_s, wait_s = 0, 0.0, 0.0
+    _paused_s = 0.0  # of the whole epoch
 
     def __init__(self, report: Reporter, place: RankEnv, gpus: int) -> None:
         super().__init__("images", "training", None, environment={})
@@ -38,42 +40,53 @@ class StepWindows(Meter):
         report = self._report
         if report.writer is None:
             self._own = report.rank_writer("r")
-        self._writer = report.writer or self._own
-        self.on = self._writer is not None
+        nowhere: dict[str, Any] = {
+            "study": "",
+            "run_id": "",
+            "attempt": 0,
+            "path": None,
+            "log": None,
+        }
+        self._writer = report.writer or self._own or MetricWriter(**nowhere, rank=self.rank)
         self._sampler = watch(partial(report.rank_writer, "s"), self.rank, self._place, self._gpus)
         if report.folder is not None:
             self.why.open(partial(report.rank_writer, "w"), report.folder, self._place, self.rank)
 
-    def _between(self) -> None:
-        """Leave the steps out of the epoch's clock as well."""
-        if not self.aside:
-            self._before = self._clock.so_far()
-        super()._between()
-        if not self.aside:
-            self._return()
+    def _write(self, kind: str, **fields: Any) -> None:
+        super()._write(kind, **fields)
+        if kind == "window" and not fields["warmup"]:
+            self.images += fields["work"]
+            self.epoch_s += fields["wall_s"]
+            self.wait_s += fields["data_wait_s"] or 0.0
 
-    def _return(self) -> None:
-        if self._before[0]:  # else the epoch would have no time at all
-            self._clock.return_to(self._before)
+    def exclude(self, begin: float, end: float) -> None:
+        super().exclude(begin, end)
+        self._paused_s += end - begin
 
-    def begin_epoch(self, number: int, clock: Any) -> None:
+    def begin_epoch(self, number: int) -> None:
         """The first step of an epoch is next, or of what is left of it."""
-        self._clock, self._before = clock, clock.so_far()
-        self.begin(time.perf_counter())
         self.hold(False)
+        self._begin = self._last = time.perf_counter()
         self._epoch = number
+        self.images, self.epoch_s, self.wait_s, self._paused_s = 0, 0.0, 0.0, 0.0
 
-    def end_epoch(self) -> None:
-        """Its last step is done, on the device too; what comes is no training."""
-        if self.aside:
-            self._return()
+    def end_epoch(self, begin: float, images: int, wait_s: float) -> None:
+        """Its last step is done, on the device too; what comes is no training.
+
+        begin: a reading of the clock. All of the epoch counts, as the sums say, where no window
+        does: its steps were profiled, or nothing is measured.
+        """
         self.close()
+        if not (self.on and self.epoch_s):
+            self.images, self.wait_s = images, wait_s
+            self.epoch_s = synchronised_s() - begin - self._paused_s
         self.hold(True)
 
     def skip(self) -> None:
-        """The next step is not counted, as the model is compiled in it."""
+        """Leave the next step out of the windows, if the epoch has one without it."""
         self.close()
-        self._begin = None
+        if self.epoch_s:
+            self._begin = None
 
     def finish(self) -> None:
         """The training is over: write the last window."""

@@ -28,7 +28,8 @@ def measure_difference(trainer: "Trainer", step: Step) -> None:
     device, model, differences = trainer.data.device, trainer.strategy.model, list[float]()
     shares_buffers = model.require_forward_param_sync
     devices = [device] if device.type == "cuda" else []
-    with trainer.clock.paused(), torch.random.fork_rng(devices), kept_statistics(model):
+    trainer.windows.pause()
+    with torch.random.fork_rng(devices), kept_statistics(model):
         for turn in range(WARM_UP + PAIRS):
             order = (True, False) if turn % 2 else (False, True)
             seconds = {synced: _pass_s(trainer, step, synced) for synced in order}
@@ -40,6 +41,7 @@ def measure_difference(trainer: "Trainer", step: Step) -> None:
             mean = statistics.fmean(trainer.group.gather(statistics.fmean(differences)))
             pairs = len(differences)
             trainer.report.record("difference", difference_s=max(0.0, mean), pairs=pairs)
+    trainer.windows.resume()
 
 
 def _pass_s(trainer: "Trainer", step: Step, synced: bool) -> float:

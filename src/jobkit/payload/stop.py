@@ -132,10 +132,11 @@ class JobGuard:
         where, checkpoints = f"after iteration {trainer.progress.iteration}", self._checkpoints
         if request != _NOTHING and checkpoints:
             faulthandler.cancel_dump_traceback_later()  # a large state may take long
-            with trainer.clock.paused():
-                saved = checkpoints.save(trainer)
-                if request == _STOP:
-                    saved = checkpoints.wait() and saved
+            trainer.windows.pause()
+            saved = checkpoints.save(trainer)
+            if request == _STOP:
+                saved = checkpoints.wait() and saved
+            trainer.windows.resume()
             where += ", checkpoint saved" if saved else ", no checkpoint could be saved"
             self._rearm_s = 0.0
             self.alive()

@@ -2,8 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -23,60 +22,6 @@ from jobkit.program.why import DATA, OWN
 from jobkit.spec.runspec import RunSpec
 
 Observer = Callable[["Trainer", Step], None]  # measures an iteration, and changes nothing in it
-
-
-class Clock:
-    """Wall time of the timed iterations and, of it, the wait for batches.
-
-    Tells the windows of the same iterations of waits and pauses.
-    """
-
-    def __init__(self, windows: StepWindows) -> None:
-        self._windows = windows
-        self.restart()
-
-    def restart(self) -> None:
-        """Forget what was measured, and start again."""
-        self._end: float | None = None
-        self.return_to((0, 0.0, 0.0))
-
-    def so_far(self) -> tuple[int, float, float]:
-        """Images, seconds, and seconds of waiting for data so far."""
-        return self.images, self.elapsed_s(), self.data_wait_s
-
-    def return_to(self, before: tuple[int, float, float]) -> None:
-        """Forget what happened since a call of so_far."""
-        self.images, elapsed_s, self.data_wait_s = before
-        self._start = synchronised_s() - elapsed_s
-
-    @contextmanager
-    def paused(self, skip: bool = False) -> Iterator[None]:
-        """Exclude what happens inside, such as the writing of a checkpoint; skip: an iteration."""
-        before = self.so_far()
-        if skip:
-            self._windows.skip()
-        self._windows.pause()
-        yield
-        self._windows.resume()
-        self.return_to(before)
-
-    @contextmanager
-    def waiting_for_data(self) -> Iterator[None]:
-        """Count what happens inside as wait for data; the device is not synchronised here."""
-        start = time.perf_counter()
-        with self._windows.span(DATA):
-            yield
-        waited_s = time.perf_counter() - start
-        self.data_wait_s += waited_s
-        self._windows.waited(waited_s)
-
-    def stop(self) -> None:
-        """End the measurement once the device has done all its work."""
-        self._end = synchronised_s()
-
-    def elapsed_s(self) -> float:
-        """Seconds from the start to the stop, or to now, all work on the device included."""
-        return (synchronised_s() if self._end is None else self._end) - self._start
 
 
 @dataclass
@@ -99,9 +44,9 @@ class Trainer:
     def __post_init__(self) -> None:
         device, place = self.data.device, self.group.place
         self.windows = StepWindows(self.report, place, self.strategy.devices)
-        # Of the epoch in progress: this rank's sum of losses, and its time.
+        # Of the epoch in progress: this rank's sum of losses, and its wait for data.
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        self.clock = Clock(self.windows)
+        self.wait_s = 0.0
         self.begun = False  # this process has made an iteration
         self._seen: set[int] = set()  # sizes of the global batch
         self.peak_lr = peak_lr(self.spec)
@@ -141,17 +86,17 @@ class Trainer:
         """Train and evaluate for one epoch and report it; return validation loss and accuracy."""
         begun_at, device = self.progress.position, self.data.device
         lr = self.train_epoch(epoch, begun_at)
-        clock, begin = self.clock, time.perf_counter()  # the device is idle, here and afterwards
-        sums = {"train_loss": self.loss_sum.item(), "images": clock.images, **self.evaluate()}
+        timed, begin = self.windows, time.perf_counter()  # the device is idle, here and afterwards
+        sums = {"train_loss": self.loss_sum.item(), "images": timed.images, **self.evaluate()}
         largest = {
-            "epoch_time_s": clock.elapsed_s(),
+            "epoch_time_s": timed.epoch_s,
             "eval_time_s": time.perf_counter() - begin,
-            "data_wait_s": clock.data_wait_s,
+            "data_wait_s": timed.wait_s,
             **peak_memory_mib(device),
         }
         self.report.log(
-            f"epoch {epoch}, this rank: {clock.images} images in {clock.elapsed_s():.4f} s, of it "
-            f"waiting for data {clock.data_wait_s:.4f} s; peak memory "
+            f"epoch {epoch}, this rank: {timed.images} images in {timed.epoch_s:.4f} s, of it "
+            f"waiting for data {timed.wait_s:.4f} s; peak memory "
             f"{largest['peak_memory_mib']:.1f} MiB"
         )
         sums, largest = self.group.reduce(sums, "sum"), self.group.reduce(largest, "max")
@@ -179,33 +124,33 @@ class Trainer:
         return val_loss, val_accuracy
 
     def train_epoch(self, epoch: int, position: int = 0) -> float:
-        """Train for one epoch, of which the clock and the sum of losses are; return the last rate.
+        """Train for one epoch, of which windows and the sum of losses are; return the last rate.
 
         position: samples of the epoch that an earlier process has trained on. Their losses are in
-        the sum already; their time is not in the clock.
+        the sum already; their time is in no window.
         """
         self.strategy.model.train()
         self.progress.epoch, self.progress.position = epoch, position
         if position == 0:
             self.loss_sum.zero_()
-        self.clock = clock = Clock(self.windows)
-        self.windows.begin_epoch(epoch, clock)
+        self.wait_s, images, begin = 0.0, 0, time.perf_counter()
         warmup, lr = self._warmup(position), 0.0
+        self.windows.begin_epoch(epoch)
         steps = self.batches.epoch(epoch, position, self.data.device)
         for i, step in enumerate(self.data.cropped_ahead(steps, epoch)):
-            if i == warmup > 0:
-                clock.restart()
             for observe in self.before_step if i >= warmup else ():
                 observe(self, step)
             lr = self._set_rate()
-            with self._timed(step):
-                self.loss_sum += self._train_step(step, epoch, clock)
+            self._leave_out(step)
+            self.loss_sum += self._train_step(step, epoch)
             self.progress.position += step.global_count
             self.progress.iteration += 1
-            self.windows.step(sum(map(len, step.micro_batches)) * self.strategy.owns_loss)
             if not self.begun:
-                self.report.record_startup(clock.elapsed_s(), self.spec.compile)
+                self.report.record_startup(synchronised_s() - begin, self.spec.compile)
                 self.begun = True
+            work = sum(map(len, step.micro_batches)) * self.strategy.owns_loss
+            images += work
+            self.windows.step(work)
             if self.guard:
                 with self.windows.span(OWN):
                     self.guard.edge(self)
@@ -213,21 +158,19 @@ class Trainer:
                 observe(self, step)
             if self.finished:
                 break
-        self.windows.end_epoch()
-        clock.stop()  # the device is idle now: the sum can be read
+        self.windows.end_epoch(begin, images, self.wait_s)  # the device is idle now
         return lr
 
-    def _timed(self, step: Step) -> AbstractContextManager[None]:
-        """Exclude an iteration in which a new size of the batch costs time once and for all.
+    def _leave_out(self, step: Step) -> None:
+        """Leave out an iteration in which a new size of the batch costs time once and for all.
 
         The model is compiled for it, or cuDNN tries its kernels.
         """
         searches = self.data.device.type == "cuda" and torch.backends.cudnn.benchmark
         new = (self.spec.compile or searches) and step.global_count not in self._seen
         self._seen.add(step.global_count)
-        # The first one of all is excluded as the warm-up is; and something must be timed.
-        excluded = new and self.begun and self.clock.images
-        return self.clock.paused(skip=True) if excluded else nullcontext()
+        if new and self.begun:  # the first one of all is excluded as the warm-up is
+            self.windows.skip()
 
     def _warmup(self, position: int) -> int:
         """Iterations of the epoch that are not timed, as they are this process's first ones.
@@ -252,18 +195,21 @@ class Trainer:
             group["lr"] = lr * group.get("lr_factor", 1.0) * trains
         return lr
 
-    def _train_step(self, step: Step, epoch: int, clock: Clock) -> torch.Tensor:
+    def _train_step(self, step: Step, epoch: int) -> torch.Tensor:
         """One optimizer step over the global batch; returns the sum of this rank's losses."""
         # The strategies average gradients over the ranks that have different samples: this makes
         # it the mean over the samples.
         weight = self.strategy.data_world_size / step.global_count
         losses = torch.zeros((), dtype=torch.float64, device=self.data.device)
         for j, indices in enumerate(step.micro_batches):
-            with clock.waiting_for_data():
+            begin = time.perf_counter()
+            with self.windows.span(DATA):  # the device is not synchronised here
                 images, labels = self.data.training_batch(indices, epoch, step.crops[j])
+            wait_s = time.perf_counter() - begin
+            self.wait_s += wait_s
+            self.windows.waited(wait_s)
             last = j == len(step.micro_batches) - 1
             losses += self.strategy.forward_backward(images, labels, weight, last)
-            clock.images += len(indices) * self.strategy.owns_loss
         self.strategy.optimizer_step(self.optimizer)
         return losses
 

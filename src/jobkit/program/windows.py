@@ -208,6 +208,7 @@ class Meter(Guarded):
             self._events.cut()
             self._events.after_step()
             self._begin = self._last = now
+            self._clear()  # what was waited for is of a step that is in no window
             return
         self._events.after_step()
         self._times.append(now - self._last)
@@ -236,7 +237,8 @@ class Meter(Guarded):
         self.why.stepped(self.steps)
         self.aside = self.why.aside(self.steps)
         self._events.cut()
-        self._begin = self._last = self._pauses or time.perf_counter()
+        now = time.perf_counter if self.aside else synchronised_s  # a GPU may be a step behind
+        self._begin = self._last = self._pauses or now()
         self._waits = None if self._waits is None else self._last
         self._clear()
 
