@@ -6,8 +6,9 @@ import pytest
 
 from jobkit.outcome.state import run_state
 from support import nodes
-from support.checkout import TINY, Checkout, records
+from support.checkout import TINY, Checkout
 from support.place import until
+from support.records import records_of
 
 LONG = [*TINY, "--epochs", "12", "--checkpoint-every", "4"]
 
@@ -45,7 +46,7 @@ def test_a_run_survives(cluster, kit: Checkout, what: str, request) -> None:
         again = kit.bench(cluster, "--name", what, "--no-collect", *words)
         assert again.returncode == 0, again.stdout
     assert run_state(paths).status == "ok" and len(paths.attempt_numbers()) == 2
-    (loaded,) = records(paths.metrics(1), "checkpoint")[:1]
+    (loaded,) = records_of(paths.metrics(1), "checkpoint")[:1]
     assert loaded["action"] == "loaded" and loaded["iteration"] >= 8
     if what == "slurmd":  # the attempt lived on, and wrote no more once another had begun
         assert "attempt 0 is fenced" in paths.outcome(0).read_text()

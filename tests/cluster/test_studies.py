@@ -1,16 +1,15 @@
 """Studies on Slurm: from a login node to the figures, and what Slurm refuses."""
 
-import csv
 import os
 import re
 import sys
-from pathlib import Path
 
 import pytest
 
 from jobkit.paths import read_json
-from support.checkout import TINY, Checkout, records
+from support.checkout import TINY, Checkout
 from support.place import until
+from support.records import records_of, rows_of
 
 SMALL = ["--study", "demo", "--epochs", "1", "--train-samples", "512", "--test-samples", "256"]
 SMALL += ["--why", "0", "--strategies", "ddp", "--global-batch-size", "64"]
@@ -25,11 +24,6 @@ def known(cluster) -> set[str]:
 def jobs_of(kit: Checkout, name: str) -> set[str]:
     ids = [str(read_json(paths.submission)["job_id"]) for paths in kit.runs(name)]
     return {job_id.split("_")[0] for job_id in ids}
-
-
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open() as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -142,11 +136,11 @@ def test_a_training_that_is_requeued_resumes_from_its_checkpoint(cluster, kit, t
         cluster.run("scancel", f"--signal={name}", "--full", *jobs_of(kit, "requeued"))
     assert cluster.wait(trainings["requeued"]) == ("COMPLETED", "0:0"), paths.log.read_text()
     assert "SIGUSR2" in read_json(paths.outcome(0))["reason"]
-    (loaded,) = records(paths.metrics(1), "checkpoint")[:1]
+    (loaded,) = records_of(paths.metrics(1), "checkpoint")[:1]
     assert loaded["action"] == "loaded" and 9 <= loaded["iteration"] <= 12
     folder = paths.folder.parent
-    assert [(r["status"], r["attempts"]) for r in rows(folder / "results.csv")] == [("ok", "2")]
-    assert [row["epoch"] for row in rows(folder / "epochs.csv")] == ["0", "1", "2"]
+    assert [(r["status"], r["attempts"]) for r in rows_of(folder / "results.csv")] == [("ok", "2")]
+    assert [row["epoch"] for row in rows_of(folder / "epochs.csv")] == ["0", "1", "2"]
     assert (folder / "report.html").exists()
 
 
@@ -154,7 +148,7 @@ def test_a_study_from_submission_to_figures(cluster, kit, trainings) -> None:
     """On 2 x 2 ranks; results come without the login."""
     assert cluster.wait(trainings["whole"]) == ("COMPLETED", "0:0")
     folder = kit.folder / "logs" / "whole"
-    (row,) = rows(folder / "results.csv")
+    (row,) = rows_of(folder / "results.csv")
     assert (row["status"], row["nodes"], row["world_size"]) == ("ok", "2", "4")
     assert float(row["val_loss"]) > 0 and float(row["throughput"]) > 0
     assert list((folder / "figures").glob("*.png"))
@@ -163,6 +157,6 @@ def test_a_study_from_submission_to_figures(cluster, kit, trainings) -> None:
 def test_a_ready_script_trains(cluster, kit: Checkout, trainings: dict[str, str]) -> None:
     job_id = trainings["script"]
     assert cluster.wait(job_id) == ("COMPLETED", "0:0"), kit.log(job_id)
-    (start,) = records(kit.single(job_id).metrics(0), "run_start")[:1]
+    (start,) = records_of(kit.single(job_id).metrics(0), "run_start")[:1]
     assert (start["nodes"], start["world_size"], start["job_id"]) == (2, 2, job_id)
     assert "backend gloo, 2 processes on 2 nodes" in kit.log(job_id)

@@ -30,6 +30,7 @@ from jobkit.payload.data import (
 from jobkit.payload.prepare import main
 from jobkit.spec.dataset import IDX_FILES
 from support.idx_files import idx_bytes, write_idx
+from support.refusals import refusal
 
 
 class Counted:
@@ -200,8 +201,8 @@ def test_a_folder_is_prepared_once_and_the_next_step_is_named(
         ("cifar", "unknown dataset 'cifar'; did you mean 'cifar10'?"),
         ("folder:/no/such", "/no/such: no such directory of images"),
     ):
-        assert main(["--dataset", dataset, "--data-dir", str(tmp_path / "no data")]) == 2
-        assert capsys.readouterr().err.startswith(f"jobkit: error: {line}")
+        words = ["--dataset", dataset, "--data-dir", str(tmp_path / "no data")]
+        assert refusal(main, words, capsys).startswith(f"jobkit: error: {line}")
     assert not (tmp_path / "no data").exists()
 
 

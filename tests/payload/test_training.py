@@ -5,7 +5,6 @@ losses that a user sees, and what lies beyond one step: samples, schedules, --ma
 """
 
 import functools
-import json
 import os
 import re
 import shlex
@@ -20,6 +19,7 @@ from jobkit.analysis.collect.records import read_run
 from jobkit.analysis.collect.rows import observed_of
 from jobkit.planner.memory import main as memory_main
 from support.cuts import DATA, PER_EPOCH, SAMPLES, actions
+from support.records import records_of
 from support.rigs import NO_BREAKDOWN, ROOT, Result, Start
 
 LONG = pytest.mark.long
@@ -213,8 +213,7 @@ def short(forge: Start, own: Path) -> Result:
 
 def windows(result: Result, rank: int, attempt: int = 0) -> list[dict[str, Any]]:
     name = f"{attempt}.jsonl" if rank == 0 else f"{attempt}.r{rank}.jsonl"
-    lines = (result.paths.metrics_folder / name).read_text().splitlines()
-    return [r for r in map(json.loads, lines) if r["kind"] == "window"]
+    return records_of(result.paths.metrics_folder / name, "window")
 
 
 def test_a_run_ends_as_ok_after_its_steps(short: Result) -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jobkit.metric.reader import read_file
 from jobkit.paths import RunPaths
 from support.place import ROOT
 
@@ -68,11 +67,6 @@ class Checkout:
 
     def single(self, job_id: str) -> RunPaths:
         return RunPaths(self.folder / "logs" / "single" / f"job-{job_id}")
-
-
-def records(path: Path, kind: str) -> list[dict]:
-    with path.open("rb") as stream:
-        return [r for r in read_file(stream) if isinstance(r, dict) and r["kind"] == kind]
 
 
 def make_checkout(folder: Path, data: Path) -> Checkout:

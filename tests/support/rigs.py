@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from jobkit.metric.kinds import Record
-from jobkit.metric.reader import read_file
 from jobkit.paths import RunPaths, read_json
 from support.place import ROOT
+from support.records import records_of
 
 RUN_SH = ("bash", str(ROOT / "run.sh"))
 # Without twins, which would be most of so short a run: test_breakdown.py has them.
@@ -28,13 +28,7 @@ class Result:
     paths: RunPaths
 
     def records(self, kind: str, attempt: int = 0) -> list[Record]:
-        path = self.paths.metrics(attempt)
-        if not path.exists():
-            return []
-        with path.open("rb") as stream:
-            found = list(read_file(stream))
-        assert all(isinstance(r, dict) for r in found), found
-        return [r for r in found if isinstance(r, dict) and r["kind"] == kind]
+        return records_of(self.paths.metrics(attempt), kind)
 
     def record(self, kind: str) -> Record:
         """The one record of a kind."""

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobkit.metric.kinds import Record
-from jobkit.metric.reader import read_file
 from support.forks import Forks, places
 from support.place import ROOT
+from support.records import records_of
 from support.training_programs import LEAVES
 
 AUTO = ROOT / "src" / "jobkit" / "program" / "auto"
@@ -31,14 +31,8 @@ class Ran:
     metrics: Path
 
     def records(self, kind: str, rank: int = 0) -> list[Record]:
-        """The records of a kind in a rank's file; every line of the file must be one."""
-        path = self.metrics / (f"0.r{rank}.jsonl" if rank else "0.jsonl")
-        if not path.exists():
-            return []
-        with path.open("rb") as file:
-            found = list(read_file(file))
-        assert all(isinstance(record, dict) for record in found), found
-        return [r for r in found if isinstance(r, dict) and r["kind"] == kind]
+        """The records of a kind in a rank's file."""
+        return records_of(self.metrics / (f"0.r{rank}.jsonl" if rank else "0.jsonl"), kind)
 
     def sums(self, rank: int = 0) -> tuple[int, float]:
         """Steps and work of all windows of a rank."""

@@ -16,9 +16,9 @@ from jobkit.checks import comm as cli
 from jobkit.checks.collectives import Exchange, Request, sizes_that_fit, teams
 from jobkit.errors import UsageError
 from jobkit.metric import comm
-from jobkit.metric.reader import read_file
 from jobkit.paths import RunPaths, read_json
 from jobkit.payload.place import RankEnv
+from support.records import records_of
 from support.rigs import environment
 
 SIZE = 5000  # neither a multiple of a rank's part nor of the pattern
@@ -79,8 +79,7 @@ def test_a_run_leaves_records_and_files(tmp_path: Path, monkeypatch: pytest.Monk
     assert all(s.correct and s.ranks == 2 and s.nodes == 1 for s in found)
     assert all(0 < s.time_low_s <= s.time_s <= s.time_high_s for s in found)
     assert {s.scope for s in found if s.operation == "sendrecv"} == {"intra_node"}
-    with paths.metrics(0).open("rb") as stream:
-        records = [r for r in read_file(stream) if isinstance(r, dict)]
+    records = records_of(paths.metrics(0))
     assert [r["time_s"] for r in records if r["kind"] == "comm"] == [s.time_s for s in found]
     (start,) = [r for r in records if r["kind"] == "run_start"]
     assert (start["backend"], start["world_size"]) == ("gloo", 2)
