@@ -148,8 +148,6 @@ class StudyPaths:
     launcher = _Below("launcher.json")  # the process that launches it here; gone at its end
     launcher_lock = _Below(".launcher.lock")  # held by the launcher: a study has one at most
     launcher_log = _Below("launcher.log")
-    collect_log = _Below("collect.log")
-    collect_job = _Below(".collect-job.json")  # the job that collects when all others have ended
     submitit = _Below(".submitit")  # pickles and logs of submitit
     results = _Below("results.csv")
     epochs = _Below("epochs.csv")

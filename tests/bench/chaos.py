@@ -32,7 +32,7 @@ from support import nodes
 
 STUDY = ["--study", "demo", "--strategies", "ddp", "--gpus", "2x1", "--threads", "1"]
 STUDY += ["--train-samples", "2000", "--test-samples", "256", "--global-batch-size", "64"]
-STUDY += ["--epochs", "2", "--checkpoint-every", "8", "--max-running", "3", "--no-collect"]
+STUDY += ["--epochs", "2", "--checkpoint-every", "8", "--max-running", "3"]
 MOST_LAUNCHES = 20
 EXACT = ("train_loss", "val_loss", "val_accuracy")
 

@@ -60,7 +60,7 @@ def calls_of(*words: str) -> int:
 def rehearse(logs: Path, size: str) -> dict[str, float]:
     """Submit, run, collect and plot one study of one run; return its quantities by name."""
     name = f"rehearse-{size}"
-    words = ["--name", name, "--gpus", size, "--site", str(logs / "site.toml"), "--no-collect"]
+    words = ["--name", name, "--gpus", size, "--site", str(logs / "site.toml")]
     words += ["--no-wait", "--no-auto", "--", sys.executable, str(logs / "rank.py")]
     submit = calls_of("run", *words)
     (spec,) = (logs / name).glob("*/spec.json")

@@ -43,7 +43,7 @@ def test_a_run_survives(cluster, kit: Checkout, what: str, request) -> None:
         else:
             nodes.start(cluster.root, node)
     if run_state(paths).status != "ok":  # its ranks failed before Slurm missed the node
-        again = kit.bench(cluster, "--name", what, "--no-collect", *words)
+        again = kit.bench(cluster, "--name", what, *words)
         assert again.returncode == 0, again.stdout
     assert run_state(paths).status == "ok" and len(paths.attempt_numbers()) == 2
     (loaded,) = records_of(paths.metrics(1), "checkpoint")[:1]

@@ -28,17 +28,13 @@ def jobs_of(kit: Checkout, name: str) -> set[str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def trainings(cluster, kit: Checkout) -> dict[str, str]:
-    """All trainings, while the other tests run: the job ids of a script, and of collectors."""
+    """All trainings, while the other tests run: the ids of their jobs."""
     script = kit.sbatch(cluster, "hpc/train_distributed.sh", *TINY)
-    whole = kit.bench(cluster, *SMALL, "--name", "whole", "--gpus", "2x2", "--no-wait")
-    held = [*SMALL, "--name", "requeued", "--gpus", "1", "--epochs", "3", "--no-wait"]
+    (whole,) = kit.start(cluster, "whole", *SMALL, "--gpus", "2x2")
+    held = [*SMALL, "--gpus", "1", "--epochs", "3", "--checkpoint-every", "4"]
     held += ["--timeout-s", "900"]  # it is held until its test comes
-    requeued = kit.bench(cluster, *held, "--checkpoint-every", "4", JOBKIT_FAULT="hold@9:0")
-    collectors = {}
-    for name, done in (("whole", whole), ("requeued", requeued)):
-        assert done.returncode == 0, done.stderr
-        collectors[name] = re.search(r"Slurm jobs? \d+; job (\d+) then", done.stdout)[1]
-    return {"script": script, **collectors}
+    (requeued,) = kit.start(cluster, "requeued", *held, JOBKIT_FAULT="hold@9:0")
+    return {"script": script, "whole": whole, "requeued": requeued}
 
 
 @pytest.mark.parametrize(
@@ -91,14 +87,14 @@ def test_cancelled_told_and_only_the_rest_is_submitted_again(cluster, kit: Check
     (job_id,) = kit.start(cluster, "rest", *words, *command, WAIT_S="600")
     cluster.running(f"{job_id}_0")
     assert sorted(kit.statuses(cluster, "rest").values()) == ["pending", "running"]
-    kit.bench(cluster, "--name", "rest", "--no-wait", "--no-collect", *words, *command)
+    kit.bench(cluster, "--name", "rest", "--no-wait", *words, *command)
     assert jobs_of(kit, "rest") == {job_id}, "a run under way was submitted once more"
     ended = kit.python(cluster, "-m", "jobkit", "cancel", "rest")
     assert "its runs were ended" in ended.stdout
     assert set(kit.statuses(cluster, "rest").values()) == {"cancelled"}
     collected = kit.python(cluster, "collect_results.py", "rest")
     assert collected.returncode == 3 and "cancelled" in collected.stdout
-    again = kit.bench(cluster, "--name", "rest", "--no-collect", *words, *command)
+    again = kit.bench(cluster, "--name", "rest", *words, *command)
     assert again.returncode == 0, again.stdout
     assert set(kit.statuses(cluster, "rest").values()) == {"ok"}
 
@@ -138,20 +134,22 @@ def test_a_training_that_is_requeued_resumes_from_its_checkpoint(cluster, kit, t
     assert "SIGUSR2" in read_json(paths.outcome(0))["reason"]
     (loaded,) = records_of(paths.metrics(1), "checkpoint")[:1]
     assert loaded["action"] == "loaded" and 9 <= loaded["iteration"] <= 12
+    assert kit.python(cluster, "collect_results.py", "requeued").returncode == 0
     folder = paths.folder.parent
     assert [(r["status"], r["attempts"]) for r in rows_of(folder / "results.csv")] == [("ok", "2")]
     assert [row["epoch"] for row in rows_of(folder / "epochs.csv")] == ["0", "1", "2"]
-    assert (folder / "report.html").exists()
 
 
 def test_a_study_from_submission_to_figures(cluster, kit, trainings) -> None:
-    """On 2 x 2 ranks; results come without the login."""
+    """On 2 x 2 ranks."""
     assert cluster.wait(trainings["whole"]) == ("COMPLETED", "0:0")
+    plotted = cluster.run("./plot_results.sh", "logs/whole", cwd=kit.folder, env=kit.env)
+    assert plotted.returncode == 0, plotted.stderr
     folder = kit.folder / "logs" / "whole"
     (row,) = rows_of(folder / "results.csv")
     assert (row["status"], row["nodes"], row["world_size"]) == ("ok", "2", "4")
     assert float(row["val_loss"]) > 0 and float(row["throughput"]) > 0
-    assert list((folder / "figures").glob("*.png"))
+    assert list((folder / "figures").glob("*.png")) and (folder / "report.html").exists()
 
 
 def test_a_ready_script_trains(cluster, kit: Checkout, trainings: dict[str, str]) -> None:

@@ -57,7 +57,6 @@ def test_a_launcher_is_ended_in_its_own_study_only(plan, whose, tmp_path, capsys
     ("job_id", "shown", "ended"),  # shown: the job, whose it is, and its name, as Slurm says it
     [
         ("17", "17|{uid}|theirs", True),
-        ("17", "17|{uid}|theirs-collect", True),
         ("17", "17|{uid}|mine", False),
         ("17", "17|{other}|theirs", False),
         ("17", "", False),
@@ -78,7 +77,6 @@ def test_only_own_jobs_of_the_study_are_ended(
     paths = plan.paths.run(next(iter(plan.runs)))
     paths.folder.mkdir()
     write_json(paths.job, {"launcher": "slurm", "job_id": job_id, "host": "n1", "started": 1.0})
-    write_json(plan.paths.collect_job, {"job_id": job_id})
     assert main(["theirs"]) == 0 or not ended
     assert ("scancel 17" in calls.read_text()) == ended
     assert ended or "scancel" not in calls.read_text()

@@ -30,7 +30,7 @@ ESC = "\x1b]0;title\x07\x1b[2J\u202eevil\u2066\r\x9b31m\n"
 WORDS = ["", "..", "-x", "=1+1", ESC, "\x00", "x" * 70_000, "$(touch ${HOME}/pwned)"]
 NUMBERS = [0, -1, 2**63, 10**400, 1e308, float("nan"), float("inf"), True, 1.5, 99999999999]
 VALUES = [*WORDS, *NUMBERS, None, [], [[1]], {}, {"x": 1}, {ESC: [ESC]}]
-OF_STUDY = ("plan.json", "launcher.json", ".collect-job.json", ".launcher.lock", "results.csv")
+OF_STUDY = ("plan.json", "launcher.json", ".launcher.lock", "results.csv")
 OF_RUN = ("job.json", "submission.json", "spec.json", "train.log", "slurm.log", "metrics/0.jsonl")
 OF_RUN += ("attempts/0/outcome.json", "attempts/7", "metrics", "attempts")
 KEYS = "run_id study name spec runs notes settings sweep strategies gpus repeats lr pid pid_start "

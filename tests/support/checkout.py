@@ -42,9 +42,8 @@ class Checkout:
         return self.python(cluster, "run_benchmarks.py", *words, **env)
 
     def start(self, cluster: Any, name: str, *words: str, **env: str) -> list[str]:
-        """Start a study that nobody waits for and that is not collected; the ids of its jobs."""
-        own = ["--name", name, "--no-wait", "--no-collect"]
-        done = self.bench(cluster, *own, *words, **env)
+        """Start a study that nobody waits for; the ids of its jobs."""
+        done = self.bench(cluster, "--name", name, "--no-wait", *words, **env)
         assert done.returncode == 0, done.stdout + done.stderr
         return re.findall(r"\d+", re.search(r"started: Slurm jobs? (.*)", done.stdout)[1])
 
@@ -72,7 +71,8 @@ class Checkout:
 def make_checkout(folder: Path, data: Path) -> Checkout:
     """Copy what a user has, without what is large: the source is linked."""
     (folder / "logs").mkdir(parents=True)
-    for name in ("run.sh", "run_benchmarks.py", "collect_results.py", "plot_results.sh"):
+    doors = ("run_benchmarks.py", "collect_results.py", "plot_results.py", "plot_results.sh")
+    for name in ("run.sh", *doors):
         shutil.copy2(ROOT / name, folder / name)
     (folder / "src").symlink_to(ROOT / "src")
     (folder / "hpc").symlink_to(ROOT / "hpc")

@@ -13,7 +13,7 @@ from jobkit.launch import local, slurm_cluster
 from jobkit.launch.slurm_options import job_names
 from jobkit.launch.states import States, wait_for_end
 from jobkit.outcome.state import job_ids
-from jobkit.paths import StudyPaths, read_json
+from jobkit.paths import StudyPaths
 from jobkit.spec.study import find_study, is_of_logs, read_plan
 
 
@@ -52,9 +52,7 @@ def cancel_study(paths: StudyPaths) -> bool:
     ended = local.cancel(paths)
     jobs = job_ids(map(plan.paths.run, plan.runs))
     if jobs and States(plan).under_way():
-        collector = (read_json(paths.collect_job) or {}).get("job_id")
-        wanted = [*jobs, *([str(collector)] if collector else [])]
-        slurm_cluster.cancel(slurm_cluster.own_jobs(plan.study.name, wanted, job_names(plan)))
+        slurm_cluster.cancel(slurm_cluster.own_jobs(plan.study.name, jobs, job_names(plan)))
         if not wait_for_end(plan):
             raise UsageError("the jobs have not ended yet: check again with status")
         ended = True

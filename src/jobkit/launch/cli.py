@@ -199,8 +199,6 @@ def _add_slurm_arguments(options: StudyParser) -> None:
     add("--exclusive", "allocate whole nodes", None, action="store_true", dest="sbatch_exclusive")
     add("--within-allocation", "run all in one allocation of the largest size, one after the other",
         None, action="store_true")  # fmt: skip
-    add("--no-collect", "submit no job that collects and plots after all others", None,
-        action="store_false", dest="collect")  # fmt: skip
 
 
 @command

@@ -36,7 +36,6 @@ class LaunchRequest:
     at_once: int | None = None  # on Slurm: concurrent runs of each size (None: all); here it is one
     detach: bool = False  # on this machine: continue when this process ends (Slurm jobs always do)
     options: dict[str, str | bool] = field(default_factory=dict)  # for sbatch
-    collect: bool = True  # on Slurm: submit a job that collects and plots after the others
     within_allocation: bool = False  # on Slurm: all runs in one allocation
     max_restarts: int | None = None  # resumes of a run from its checkpoint (None: run.sh's default)
     gpus_per_node: int | None = None  # on Slurm, where the site does not say

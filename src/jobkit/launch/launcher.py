@@ -39,7 +39,6 @@ class Launch:
     batches: Sequence[slurm.Batch] = ()  # what is submitted to Slurm
     driver: "subprocess.Popen[str] | None" = None  # on this machine: what runs the runs
     jobs: list[str] = field(default_factory=list)  # on Slurm: their ids
-    collect_job: str = ""
     notes: list[str] = field(default_factory=list)
     left: tuple[str, ...] = ()  # what Slurm did not take: the same command later submits it
 
@@ -64,8 +63,7 @@ class Launch:
             return f"process {self.driver.pid} on this machine"
         if not self.jobs:
             return ""
-        collects = f"; job {self.collect_job} then collects" if self.collect_job else ""
-        return f"Slurm job{'s' * (len(self.jobs) > 1)} {', '.join(self.jobs)}{collects}"
+        return f"Slurm job{'s' * (len(self.jobs) > 1)} {', '.join(self.jobs)}"
 
     def running(self) -> bool:
         """Whether a run still waits or runs; Slurm is asked again before none does."""
@@ -87,7 +85,7 @@ class Launch:
             self.driver.terminate()
             self.driver.wait()
         if self.jobs:
-            slurm_cluster.cancel([*self.jobs, *filter(None, [self.collect_job])])
+            slurm_cluster.cancel(self.jobs)
             wait_for_end(self.plan)
 
 
@@ -239,8 +237,8 @@ def start(prepared: Launch) -> None:
             prepared.run_ids = select(States(plan).look())
             if prepared.run_ids:
                 batches = slurm.make_batches(plan, prepared.run_ids, prepared.site, request)
-                done = slurm_submit.start(plan, batches, prepared.site, request)
-                prepared.jobs, prepared.collect_job, prepared.left, note = done
+                done = slurm_submit.start(plan, batches, prepared.site, request.max_restarts)
+                prepared.jobs, prepared.left, note = done
                 prepared.notes += [note] if note else []
 
 
@@ -266,8 +264,6 @@ def dry_run(plan: Plan, request: LaunchRequest) -> int:
             spec, paths = plan.runs[run_id], plan.paths.run(run_id)
             command = job_command(spec, paths, batch.whole, request.max_restarts)
             print(f"# {index}: {run_id}: {shlex.join(command)}")
-    if prepared.batches and request.collect:
-        print("# --- and one more job that collects and plots after all of these ---")
     would = f"{len(prepared.run_ids)} of {counted(len(plan.runs), 'run')} would start"
     print(f"# {would}; nothing was written")
     return Exit.OK

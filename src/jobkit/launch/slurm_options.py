@@ -113,7 +113,7 @@ def job_names(plan: Plan) -> set[str]:
     """The names that a job of this plan may have."""
     study, shapes = plan.study.name, {shape_of(spec) for spec in plan.runs.values()}
     names = {_job_name(plan, [run_id], shape_of(spec)) for run_id, spec in plan.runs.items()}
-    return {study, f"{study}-collect", *names, *(shape.named(study) for shape in shapes)}
+    return {study, *names, *(shape.named(study) for shape in shapes)}
 
 
 def sbatch_options(shape: Shape, site: Site, overrides: Options, name: str) -> Options:

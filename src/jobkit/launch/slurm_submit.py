@@ -14,18 +14,15 @@ from submitit.helpers import DelayedSubmission
 
 from jobkit.errors import UsageError
 from jobkit.launch import slurm_cluster
-from jobkit.launch.command import LaunchRequest, job_command, leave_spec
+from jobkit.launch.command import job_command, leave_spec
 from jobkit.launch.site import Site
-from jobkit.launch.slurm_options import Batch, Options, output_file
+from jobkit.launch.slurm_options import Batch, output_file
 from jobkit.launch.states import counted
-from jobkit.launch.task import collect_in_job, run_in_job, sweep_in_job
-from jobkit.paths import REPOSITORY, StudyPaths, write_json, write_whole
+from jobkit.launch.task import run_in_job, sweep_in_job
+from jobkit.paths import StudyPaths, write_json, write_whole
 from jobkit.permissions import next_folder, private_folder
 from jobkit.spec.study import Plan
 
-# Options of the training jobs that the collecting job does not take over.
-_TRAINING_ONLY = {"job-name", "nodes", "ntasks-per-node", "cpus-per-task", "gpus-per-node", "gres"}
-_TRAINING_ONLY |= {"gpus-per-task", "time", "exclusive", "nodelist", "exclude", "begin"}
 _LIMIT = re.compile(r"job submit limit|MaxSubmit", re.IGNORECASE)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -107,11 +104,6 @@ def check(study: StudyPaths, batches: Sequence[Batch]) -> None:
                 raise
 
 
-def _new_folder(study: StudyPaths) -> Path:
-    """A new folder for submitit's files."""
-    return private_folder(next_folder(private_folder(study.submitit)))
-
-
 def submit(
     plan: Plan, batches: Sequence[Batch], site: Site, max_restarts: int | None = None
 ) -> tuple[list[str], tuple[str, ...], str]:
@@ -122,7 +114,8 @@ def submit(
     cancelled.
     """
     jobs: list[str] = []
-    waiting, folder = list(batches), _new_folder(plan.paths)
+    waiting = list(batches)
+    folder = private_folder(next_folder(private_folder(plan.paths.submitit)))
     while waiting:
         batch = waiting.pop(0)
         try:
@@ -170,32 +163,13 @@ def _submit(plan: Plan, batch: Batch, site: str, max_restarts: int | None, folde
     return jobs[0].job_id.split("_")[0]
 
 
-def submit_collect(study: StudyPaths, options: Options, jobs: Sequence[str]) -> str:
-    """Submit the job that collects and plots after these others; return its id."""
-    more = {name: value for name, value in options.items() if name not in _TRAINING_ONLY}
-    more |= {"job-name": f"{study.folder.name}-collect", "output": output_file(study.collect_log)}
-    more |= {"nodes": "1", "ntasks": "1", "time": "00:15:00"}
-    more |= {"dependency": f"afterany:{':'.join(jobs)}", "kill-on-invalid-dep": "yes"}
-    words = ["bash", str(REPOSITORY / "plot_results.sh"), str(study.folder)]
-    job = Executor(_new_folder(study), Batch((), more)).submit(collect_in_job, words)
-    write_json(study.collect_job, {"job_id": str(job.job_id)})
-    return str(job.job_id)
-
-
 def start(
-    plan: Plan, batches: Sequence[Batch], site: Site, request: LaunchRequest
-) -> tuple[list[str], str, tuple[str, ...], str]:
-    """Submit the jobs and the one that collects; return their ids, what is left, and a note."""
+    plan: Plan, batches: Sequence[Batch], site: Site, max_restarts: int | None
+) -> tuple[list[str], tuple[str, ...], str]:
+    """Submit the jobs, as submit does, while no signal comes in between."""
     # Between sbatch and the record of the job's id a signal would leave unknown jobs behind.
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
-        jobs, left, note = submit(plan, batches, site, request.max_restarts)
-        collector = ""
-        if request.collect and not left:  # else the launch that submits the rest submits it too
-            try:
-                collector = submit_collect(plan.paths, batches[0].options, jobs)
-            except UsageError as error:
-                note = f"the collect job was not submitted: {error}; run ./plot_results.sh"
-        return jobs, collector, left, note
+        return submit(plan, batches, site, max_restarts)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)

@@ -1,7 +1,6 @@
-"""What a Slurm job of a study calls, through submitit: a run, all runs in turn, the collector."""
+"""What a Slurm job of a study calls, through submitit: a run, or all runs in turn."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -62,10 +61,3 @@ def _run(folder: Path, command: list[str], signals: Signals) -> tuple[int, bool]
 def _environment(folder: Path) -> dict[str, str]:
     folder.mkdir(parents=True, exist_ok=True)
     return {"JOBKIT_PYTHON": sys.executable, **os.environ, "JOBKIT_LAUNCHER": "slurm"}
-
-
-def collect_in_job(command: list[str]) -> int:
-    """Run a command with its output in the job's log; return its exit code."""
-    # The display of the submitting session must not be used from the job.
-    env = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "WAYLAND_DISPLAY")}
-    return subprocess.run(command, env={**env, "JOBKIT_PYTHON": sys.executable}).returncode

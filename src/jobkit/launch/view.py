@@ -122,14 +122,22 @@ class Foreground:
         """Print how to follow and how to cancel runs that continue; return the exit code."""
         status, cancel = (f"python -m jobkit {word} {self.name}" for word in ("status", "cancel"))
         self._print(f"next: {status} --watch | {cancel}")
-        return Exit.INCOMPLETE if self._print_left() else Exit.OK
+        self._print_later()
+        return Exit.INCOMPLETE if self.launch.left else Exit.OK
 
-    def _print_left(self) -> bool:
-        """Print how to submit the runs that Slurm has not taken; return whether there are any."""
+    def _print_later(self) -> None:
+        """Print how to submit the runs that Slurm has not taken, and the way to the results."""
         if left := self.launch.left:
             runs = counted(len(left), "run")
             self._print(f"then: the same command again, which submits the other {runs}", "yellow")
-        return bool(left)
+        self._print_plot("after the last run")
+
+    def _print_plot(self, when: str) -> None:
+        """Print which command makes the results, and when to type it."""
+        here = Path("plot_results.sh").exists()  # a program's own folder has none
+        plot = "./plot_results.sh" if here else "jobkit plot --collect"
+        folder = shlex.quote(short_path(self.launch.folder))
+        self._print(f"{when}: {plot} {folder}    (tables, figures, report)")
 
     def follow(self) -> int:
         """Show the study until it has ended; return the exit code.
@@ -141,7 +149,7 @@ class Foreground:
             return self.conclude()
         if self.launch.site is not None:
             self._print(f"the jobs continue; to end them: python -m jobkit cancel {self.name}")
-            self._print_left()
+            self._print_later()
         else:
             self._print("stopping: ending the active runs ...", "yellow")
             self.launch.cancel()
@@ -208,9 +216,7 @@ class Foreground:
         folder = short_path(self.launch.folder)
         self._print(f"files: {folder}: a folder for each run, with its log and its records")
         if any(state.status == "ok" for state in states.values()):
-            here = Path("plot_results.sh").exists()  # a program's own folder has none
-            plot = "./plot_results.sh" if here else "jobkit plot --collect"
-            self._print(f"next: {plot} {shlex.quote(folder)}    (tables, figures, report)")
+            self._print_plot("next")
         return Exit.OK if all_ok else Exit.FAILED
 
     def _print_copies(self, states: Mapping[str, RunState]) -> None:
