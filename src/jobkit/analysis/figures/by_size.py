@@ -6,11 +6,12 @@ or, of a value without one, the range of the repeats. At the end, all series at 
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -19,9 +20,8 @@ from numpy.typing import NDArray
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.figures import style
 from jobkit.analysis.findings.forecast import Forecast
-from jobkit.analysis.scaling.sizes import Size
+from jobkit.analysis.scaling.sizes import Size, fewest_nodes
 from jobkit.analysis.tables.text import counted, counted_ranks
-from jobkit.spec.runspec import ONE_RANK
 
 _MAX_BARS = 12  # under each other
 Values = tuple[float, ...]  # of each repeat, or one of their size
@@ -90,8 +90,9 @@ def size_figure(results: Results, name: str, forecasts: Sequence[Forecast] = ())
         beyond = [f for f in forecasts if f.base in kinds[kind]]
         beyond = beyond if name == "speed_up" else []
         places = [s.devices or 0 for s in kinds[kind]] + [n for f in beyond for n in f.sizes]
-        for line in lines_of(values):
-            _draw_line(panel_axes, {s: values[s] for s in line}, look[line[0].series], panel.name)
+        for series in dict.fromkeys(s.series for s in values):
+            line = fewest_nodes(list(values), series)
+            _draw_line(panel_axes, {s: values[s] for s in line}, look[series], panel.name)
             if panel.ideal and len(line) > 1:
                 first, smallest = line[0], line[0].devices or 1
                 # What is relative to a base has a known ideal, also where the base is another
@@ -153,27 +154,11 @@ def _words(results: Results, sizes: Sequence[Size]) -> dict[str, str]:
     }
 
 
-def lines_of(sizes: Iterable[Size]) -> list[list[Size]]:
-    """The sizes of each line: a series; where a world size has several node counts, one for each.
-
-    The first line has the fewest nodes at every world size, each of the others one node count.
-    """
-    fewest: dict[tuple[str, int | None], Size] = {}
-    lines: dict[tuple[str, int], list[Size]] = {}
-    for size in sizes:  # few nodes come first
-        first = fewest.setdefault((size.series, size.world_size), size) is size
-        lines.setdefault((size.series, 0 if first else size.nodes or 1), []).append(size)
-    return list(lines.values())
-
-
 def _draw_line(axes: Axes, points: Mapping[Size, Values], look: style.Look, name: str) -> None:
     """Draw medians as a line, with a bar for the interval or the range of each value's repeats."""
     x = [s.devices or 0 for s in points]
     middle = [median(values) for values in points.values()]
     axes.plot(x, middle, **look)
-    nodes = {s.nodes for s in points}
-    if len(nodes) == 1 and (last := next(iter(nodes)) or 1) > 1:
-        axes.annotate(f"{last} nodes", (x[-1], middle[-1]), (6, 6), textcoords="offset points")
     for at, (size, values) in zip(x, points.items(), strict=True):
         ends, label = ends_of(size, name), style.INTERVAL
         if len(values) > 1:
@@ -238,63 +223,47 @@ def mark_not_ok(axes: Axes, sizes: Sequence[Size]) -> None:
 
 
 def comparison_figure(results: Results) -> Figure | None:
-    """Rate, peak memory and efficiency of each series at the largest size that most of them have.
-
-    Series of one process (single, dp) have no such size: they stand beside it at their own.
-    """
-    rated = [s for s in results.sizes if s.throughput is not None and s.devices]
-    groups: dict[tuple[str | None, str, int, int], list[Size]] = {}
-    for size in [s for s in rated if s.strategy not in ONE_RANK] or rated:
-        place = size.scaling, size.throughput_unit, size.devices or 0, size.nodes or 1
-        groups.setdefault(place, []).append(size)
+    """Rate, peak memory and efficiency of each series at the largest size that most have."""
+    groups: dict[tuple[Any, ...], list[Size]] = {}
+    for size in results.sizes:
+        if size.throughput is not None and size.devices:
+            place = size.scaling, size.throughput_unit, size.devices, size.nodes or 1
+            groups.setdefault(place, []).append(size)
+    groups = {place: own for place, own in groups.items() if len(own) > 1}
     if not groups:
         return None
-    place = max(groups, key=lambda place: (len(groups[place]), place[2]))
-    (scaling, rate, devices, nodes), shared = place, groups[place]
-    alone = [s for s in rated if s.strategy in ONE_RANK and s not in shared]
-    sizes = [s for s in alone if (s.scaling, s.throughput_unit) == (scaling, rate)] + shared
-    names, note = style.fastest(results, (s.series for s in sizes), _MAX_BARS)
-    shown = [s for s in sizes if s.series in names]
-    if len(shown) < 2:
-        return None
+    # One process is compared where nothing else is: how series scale shows on several.
+    place = max(groups, key=lambda place: (place[2] > 1, len(groups[place]), place[2]))
+    _, rate, devices, nodes = place
+    names, note = style.fastest(results, (s.series for s in groups[place]), _MAX_BARS)
+    shown = [s for s in groups[place] if s.series in names]
     memory = "per GPU, allocated" if style.unit(results) == "GPUs" else "per process, resident"
-    # Of each repeat; the first one is their median.
-    panels: dict[str, list[Sequence[float]]] = {
-        f"throughput ({rate})": [(s.throughput or 0, *s.rates) for s in shown],
-        f"peak memory (MiB)\n{memory}": [
-            (s.peak_memory_mib, *s.peaks_memory_mib) if s.peak_memory_mib else () for s in shown
-        ],
-        "parallel efficiency\nas in the table": [
-            (s.efficiency,) if s.efficiency else () for s in shown
-        ],
+    columns = {
+        f"throughput ({rate})": [s.throughput for s in shown],
+        f"peak memory (MiB)\n{memory}": [s.peak_memory_mib for s in shown],
+        "parallel efficiency\nas in the table": [s.efficiency for s in shown],
     }
-    panels = {label: bars for label, bars in panels.items() if any(bars)}
+    series = [style.short(s.series) for s in shown]
+    table = pd.DataFrame(columns, index=series, dtype=float).dropna(axis=1, how="all")
     on = f" on {nodes} nodes" if nodes > 1 else ""
     title = f"{results.name}: side by side at {counted_ranks(devices, style.unit(results))}{on}"
-    figure, axes = style.new_figure(len(panels), title + note, style.subtitle(results))
+    figure, axes = style.new_figure(table.shape[1], title + note, style.subtitle(results))
     figure.set_figheight(2.2 + 0.42 * len(shown))
     look = style.looks(s.series for s in results.sizes)
-    for panel, (label, bars) in zip(axes, panels.items(), strict=True):
-        percent = "efficiency" in label
-        large = max(bar[0] for bar in bars if bar) >= 1000
-        form = "{:.0%}" if percent else "{:,.0f}" if large else "{:.4g}"
-        for y, (size, bar) in enumerate(zip(shown, bars, strict=True)):
-            if bar:
-                panel.barh(y, bar[0], 0.6, color=look[size.series]["color"], alpha=0.85)
-                panel.hlines(y, min(bar), max(bar), color="black", lw=1.4)
-                beside: Any = {"textcoords": "offset points", "va": "center"}
-                panel.annotate(form.format(bar[0]), (max(bar), y), (4, 0), **beside)
-        panel.set_xlim(0, 1.3 * panel.get_xlim()[1])  # room for the numbers
+    colours = [look[s.series]["color"] for s in shown]
+    for panel, (label, values) in zip(axes, table.items(), strict=True):
+        values.plot.barh(ax=panel, color=colours, width=0.6, alpha=0.85)
+        percent = "efficiency" in str(label)
+        form = "{:.0%}" if percent else "{:,.0f}" if values.max() >= 1000 else "{:.4g}"
+        numbers = ["" if pd.isna(value) else form.format(value) for value in values]
+        bars: Any = panel.containers[0]
+        panel.bar_label(bars, numbers, padding=4)
+        panel.margins(x=0.3)  # room for the numbers
         panel.xaxis.set_major_locator(ticker.MaxNLocator(3))
         shares = ticker.PercentFormatter(1.0, decimals=0)
         panel.xaxis.set_major_formatter(shares if percent else style.PLAIN)
-        # The first series is on top, also where it has no bar.
-        panel.set_ylim(len(shown) - 0.5, -0.5)
+        panel.invert_yaxis()  # the first series is on top
         panel.grid(visible=False, axis="y")
-        panel.set_xlabel(label)
-        panel.set_yticks(range(len(shown)), [""] * len(shown))
-    labels = [
-        style.short(s.series) + ("" if s.devices == devices else f"\nat {s.devices}") for s in shown
-    ]
-    axes[0].set_yticks(range(len(shown)), labels)
+        panel.set_xlabel(str(label))
+        panel.set_yticks(range(len(shown)), series if panel is axes[0] else [""] * len(shown))
     return figure

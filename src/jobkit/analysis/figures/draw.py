@@ -43,15 +43,14 @@ FIGURES = (
     ),
     StudyFigure(
         "why",
-        "Time of a step by cause: means over ranks; below as shares, or of each rank where one "
-        "comes last beyond chance. Waiting for later ranks is apart from exposed communication; "
+        "Time of a step by cause: means over ranks; below, where one comes last beyond chance, of "
+        "each rank. Waiting for later ranks is apart from exposed communication; "
         "breakdown_communication_s of results.csv has both.",
         why_figure,
     ),
     StudyFigure(
         "comparison",
-        "Rate, memory and efficiency at the largest size that most parallel series share; single "
-        "and dp, which are one process, at their own.",
+        "Rate, memory and efficiency at the largest size that most series share.",
         comparison_figure,
     ),
     StudyFigure("loss_and_accuracy", "Validation loss and accuracy over epochs.", learning_figure),

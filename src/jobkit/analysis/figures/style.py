@@ -28,11 +28,6 @@ _DATED["pdf"] = ["CreationDate", "Creator", "Producer"]
 FORMATS = tuple(_DATED)
 _WIDTH = 86  # characters: what the narrowest figure has room for under its title
 _MAX_NAME = 44  # characters of a series in a legend
-# Of each kind of scaling the batch that stays, and its name.
-_BATCHES = (
-    ("strong", "global_batch_size", "global batch"),
-    ("weak", "batch_size_per_rank", "batch per rank"),
-)
 # Okabe and Ito's colours, those of the strongest contrast first.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "*", "X", "p")
@@ -175,7 +170,7 @@ def fastest(results: Results, names: Iterable[str], limit: int) -> tuple[list[st
 
 
 def subtitle(results: Results) -> str:
-    """What all runs share: device, model, data, precision, batch."""
+    """What all runs share: device, model, data, precision, kind of scaling."""
     return "\n".join(textwrap.fill(text, _WIDTH) for text in shared_settings(results))
 
 
@@ -183,27 +178,16 @@ def shared_settings(results: Results) -> list[str]:
     """The same as at most two lines of any length."""
     runs = results.runs
 
-    def shared(column: pd.Series) -> Any:
+    def shared(name: str) -> str:
         """The value that all runs share; empty where they differ or it is not known."""
-        values = column.dropna().unique()
-        return values[0] if len(values) == 1 else ""
+        values = runs[name].dropna().unique()
+        return str(values[0]) if len(values) == 1 else ""
 
-    devices, sources = (list(runs[k].dropna().unique()) for k in ("device", "throughput_source"))
+    devices = list(runs["device"].dropna().unique())
+    dataset = shared("dataset").rstrip("/").rpartition("/")[2]
     what = [" and ".join(devices) if len(devices) <= 2 else f"{len(devices)} device types"]
-    # Of a command nothing is known but its parameters, of which one may be called model.
-    if runs["model"].isna().all() or (sources and runs["epochs_planned"].isna().all()):
-        names = sorted("the start-up hook" if name == "auto" else name for name in sources)
-        what += [f"rate by {' and '.join(names)}"] if names else []
-    else:
-        dataset = str(shared(runs["dataset"])).rstrip("/").rpartition("/")[2] or "several datasets"
-        samples = f", {count:,} images" if (count := shared(runs["train_samples"])) else ""
-        what += [f"{shared(runs['model']) or 'models'} on {dataset}{samples}"]
-        what += [shared(runs["precision"])]
-    kinds = []
-    for kind, name, word in _BATCHES:
-        own = runs[runs["scaling"] == kind]
-        batch = f", {word} {size:,}" if (size := shared(own[name])) else ""
-        kinds += [f"{kind} scaling{batch}"] if len(own) else []
+    what += [" on ".join(filter(None, (shared("model"), dataset))), shared("precision")]
+    kinds = " and ".join(f"{kind} scaling" for kind in sorted(runs["scaling"].dropna().unique()))
     repeats = runs["repeat"].max() + 1
-    how = [" and ".join(kinds), f"{repeats} repeats" if pd.notna(repeats) and repeats > 1 else ""]
+    how = [kinds, f"{repeats} repeats" if pd.notna(repeats) and repeats > 1 else ""]
     return [text for line in (what, how) if (text := " | ".join(filter(None, line)))]
