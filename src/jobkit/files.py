@@ -57,13 +57,10 @@ def _is_within(handle: int, folder: Path) -> bool:
 def append_to(path: str | Path) -> io.FileIO:
     """Open a file to append to, unbuffered; it is made where it is absent.
 
-    Raises OSError for a link or a file with a second name (a hard link), as what is written would
-    end up elsewhere, and for what is no regular file.
+    Raises OSError for a link, as what is written would end up elsewhere, and for what is no regular
+    file.
     """
-    file = _open(path, "ab", os.O_NOFOLLOW)
-    if os.fstat(file.fileno()).st_nlink > 1:
-        _refuse(file, errno.EMLINK, "a file that has another name (a hard link)")
-    return file
+    return _open(path, "ab", os.O_NOFOLLOW)
 
 
 def is_there(path: Path) -> bool:

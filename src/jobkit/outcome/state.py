@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jobkit.errors import Exit
-from jobkit.files import closed, file_names, is_regular
+from jobkit.files import file_names, is_regular
 from jobkit.metric import reader
 from jobkit.metric.kinds import Record
 from jobkit.metric.reader import Rejected
@@ -63,7 +63,6 @@ class Facts:
     attempt: int | None = None  # the newest; None: none is known
     ending: Ending | None = None  # of that attempt
     logged: bool = False  # there is a log
-    closed: str = ""  # why its folder cannot be read, where nothing of it is seen
     age_s: float | None = None  # since its files were last written, where nobody tells of its end
     tails: tuple[Tail, ...] = ()  # of its log and of Slurm's; left out where they decide nothing
 
@@ -143,7 +142,6 @@ def _read_once(
         tails = (log, of_newest(read_tail(paths.scheduler_log), newest))
     return Facts(
         run_id=paths.folder.name,
-        closed="" if job or numbers or logged else closed(paths.folder),
         job=job,
         alive=alive,
         attempt=newest,
@@ -246,8 +244,7 @@ def _verdict(facts: Facts, code: int | None) -> tuple[str, ...]:
     if end and end.status == "ok":
         return "ok", f"its job then ended with exit code {code}" if code else ""
     if not (job or end or facts.attempt is not None or facts.logged):
-        why = f"its folder cannot be read: {facts.closed}" if facts.closed else ""
-        return "missing", why or "planned, never started"
+        return "missing", "planned, never started"
     if job and facts.alive:  # also after a failed attempt: it may start the next one
         return "running", f"process {job['pid']}"
     signs = ((tail, sign) for tail in facts.tails if (sign := find_sign(tail)))
