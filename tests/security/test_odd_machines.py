@@ -106,7 +106,7 @@ def test_a_user_without_a_name_or_a_home(theirs: Plan, monkeypatch: pytest.Monke
     assert said in in_child(cache_root, NOBODY).error
 
 
-ODD = ['it\'s a "b"', "$(id) `id` $HOME", "dänisch \u2603", "%n %x 100%", "-x"]
+ODD = ['it\'s a "b"', "$(id) `id` $HOME", "dänisch \u2603", "-x"]
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -121,15 +121,13 @@ def test_slurm_writes_its_log_into_a_folder_of_any_name(
     line = next(line for line in text.splitlines() if line.startswith("#SBATCH --output="))
     # As a shell reads it, sbatch takes the quotes off.
     quoted = line.removeprefix("#SBATCH --output=")
-    rest, made = run("bash", "-c", f"printf %s {quoted}", check=True).stdout, ""
-    known = {"%%": "%", "%j": "17", "%A": "17", "%a": "3"}  # Slurm's patterns
-    while rest:
-        made += known[rest[:2]] if rest[0] == "%" else rest[0]
-        rest = rest[2 if rest[0] == "%" else 1 :]
-    assert made == str(tmp_path / name / "logs" / "s" / ".submitit" / log)
+    path = run("bash", "-c", f"printf %s {quoted}", check=True).stdout
+    for pattern, value in {"%j": "17", "%A": "17", "%a": "3"}.items():  # Slurm's
+        path = path.replace(pattern, value)
+    assert path == str(tmp_path / name / "logs" / "s" / ".submitit" / log)
 
 
-@pytest.mark.parametrize(("name", "site"), [("%j", "slurm"), ("a\nb", "local")])
+@pytest.mark.parametrize(("name", "site"), [("100%", "minicluster"), ("a\nb", "local")])
 def test_a_path_that_cannot_be_used_is_refused(tmp_path, monkeypatch, name, site) -> None:
     monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / name))
     plan = Study(name="s", strategies=("single",), gpus=(1,)).expand()

@@ -14,7 +14,7 @@ from jobkit.launch.slurm_options import job_names
 from jobkit.launch.states import States, wait_for_end
 from jobkit.outcome.state import job_ids
 from jobkit.paths import StudyPaths
-from jobkit.spec.study import find_study, is_of_logs, read_plan
+from jobkit.spec.study import find_study, read_plan
 
 
 @command
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("study", nargs="?", help="its name or folder (default: the newest)")
     paths = StudyPaths(find_study(options.parse_args(argv).study, planned=True))
     name = paths.folder.name
-    if not is_of_logs(paths.folder) and cancel_study(paths):
+    if cancel_study(paths):
         print(f"{name}: its runs were ended")
         print(f"to continue, run it again; the state of each run: python -m jobkit status {name}")
     else:

@@ -1,7 +1,6 @@
 """launch(plan): starts the missing runs, on this machine or on Slurm; returns a handle."""
 
 import os
-import re
 import shlex
 import subprocess
 import time
@@ -114,10 +113,9 @@ def prepare(plan: Plan, request: LaunchRequest) -> Launch:
     folder = plan.paths.folder
     if request.at_once is not None and request.at_once < 1:
         raise UsageError(f"--max-running {request.at_once}: must be 1 or more")
-    path = str(folder.absolute())  # which a job script or submitit must not misread
-    if has_control(path) or re.search(r"%[jtaA]", path):
-        what = "has a control character" if has_control(path) else "has %j, %t, %a or %A"
-        raise UsageError(f"{folder}: its path {what}; choose another folder with JOBKIT_LOGS")
+    if has_control(str(folder.absolute())):
+        what = "has a control character; choose another folder with JOBKIT_LOGS"
+        raise UsageError(f"{folder}: its path {what}")
     refuse_logs(plan.paths)
     notes = check_study(folder)
     plan = plan.continued()
@@ -187,6 +185,9 @@ def _check_here(prepared: Launch) -> None:
 def _check_slurm(prepared: Launch, site: Site) -> None:
     """Make the batches of a launch on Slurm, check them, and note what they may cost."""
     plan, request, notes = prepared.plan, prepared.request, prepared.notes
+    if "%" in str(prepared.folder.absolute()):  # Slurm and submitit would read it as a pattern
+        what = "has a %; choose another folder with JOBKIT_LOGS"
+        raise UsageError(f"{prepared.folder}: its path {what}")
     devices = {spec.device for spec in plan.runs.values()}
     options = {**slurm.verbatim(site.sbatch), **request.options}
     asked = site.gpus_per_node or site.gpu_request == "none" or slurm.GPU_OPTIONS & options.keys()

@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from jobkit.errors import UsageError, has_control
 from jobkit.launch.command import LaunchRequest
@@ -175,8 +174,3 @@ def verbatim(words: Sequence[str]) -> Options:
             value = waiting.pop(0)
         options[key] = True if value is None else value
     return options
-
-
-def output_file(path: Path) -> str:
-    """A file's path as --output takes it: Slurm would replace %j, %n and others in it."""
-    return str(path).replace("%", "%%")

@@ -16,7 +16,7 @@ from jobkit.errors import UsageError
 from jobkit.launch import slurm_cluster
 from jobkit.launch.command import job_command, leave_spec
 from jobkit.launch.site import Site
-from jobkit.launch.slurm_options import Batch, output_file
+from jobkit.launch.slurm_options import Batch
 from jobkit.launch.states import counted
 from jobkit.launch.task import run_in_job, sweep_in_job
 from jobkit.paths import StudyPaths, write_json, write_whole
@@ -63,12 +63,6 @@ class Executor(SlurmExecutor):
         self.parameters.pop("map_count", None)
         if count > 1:
             self.parameters["map_count"] = count
-        if "%" in str(self.folder):  # submitit would leave it to Slurm, as a pattern
-            name = "%A_%a_0_log.out" if count > 1 else "%j_0_log.out"
-            self.parameters["additional_parameters"] = {
-                "output": f"{output_file(self.folder)}/{name}",
-                **self.parameters["additional_parameters"],
-            }
         return self._make_submission_file_text(self._submitit_command_str, "")
 
     def _internal_process_submissions(

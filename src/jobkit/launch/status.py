@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from jobkit.errors import Exit, Parser, command, one_line
+from jobkit.errors import Exit, Parser, command
 from jobkit.launch.states import States
 from jobkit.outcome.state import BAD_ENDS, UNDER_WAY
 from jobkit.paths import short_path
-from jobkit.spec.study import find_study, is_of_logs, read_plan
+from jobkit.spec.study import find_study, read_plan
 
 MAX_SHOWN = 200  # runs in a table
 INTERVAL_S = 2.0  # between two looks of --watch
@@ -44,14 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     options.add_argument("--json", action="store_true", help="print one JSON object instead")
     args = options.parse_args(argv)
-    folder = find_study(args.study, planned=True)
-    if is_of_logs(folder):  # it has a list of logs and no run
-        name = folder.resolve().name
-        text = f"{name}: logs that existed already (collect --logs): nothing runs there"
-        nothing = json.dumps({"study": name, "counts": {}, "runs": []}, indent=1)
-        print(nothing if args.json else one_line(text))
-        return Exit.OK
-    looks = States(read_plan(folder))
+    looks = States(read_plan(find_study(args.study, planned=True)))
     looks.look()
     if args.json:
         counts = Counter(state.status for state in looks.of_runs.values())

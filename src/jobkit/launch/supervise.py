@@ -209,8 +209,6 @@ def follow(run: Run, children: Children, signals: Signals) -> int:
                 children.kill()
                 may_hang = False
     end_descendants(grace_s=children.grace_s)
-    if children.failed and not run.allocation and not by_torchrun:
-        note_killed(run, children, children.failed[0])
     if run.job is not None:
         run.job["ranks_together"] = watch.found if watch else None
     return children.failed[1] if children.failed else 0
@@ -224,18 +222,6 @@ def read_note(path: Path) -> str | None:
     with contextlib.suppress(OSError):
         return read_regular(path, 1 << 16, follow=False).decode(errors="replace").strip()
     return None
-
-
-def note_killed(run: Run, children: Children, rank: int) -> None:
-    """Note the end of a rank whose shell was killed, as of all in its process group.
-
-    It noted nothing: the others did, which were asked to end because of it.
-    """
-    path = run.paths.attempts / str(run.attempt) / "failed"
-    killed = children.processes[rank].returncode == -signal.SIGKILL
-    if killed and (read_note(path) or "143 ").startswith("143 "):
-        who = "" if run.launcher == "once" else f"rank {run.machine * run.ranks + rank}: "
-        write_whole(path, f"137 {who}ended by SIGKILL\n")
 
 
 def judge(run: Run, code: int) -> int:
@@ -261,6 +247,9 @@ def judge_command(run: Run, code: int) -> int:
     """The exit code of a command's attempt, by what its ranks noted; writes outcome.json."""
     status, reason, folder = "ok", "", run.paths.attempts / str(run.attempt)
     failed, preempted = read_note(folder / "failed"), read_note(folder / "preempted")
+    # A rank that was killed with its shell notes nothing: the others do, which had to end with it.
+    if code == 137 and not run.allocation and (failed or "143 ").startswith("143 "):
+        failed = "137 ended by SIGKILL"
     if failed is not None:
         match = re.fullmatch(r"([0-9]{1,3}) (.*)", failed, re.DOTALL)
         status, code, reason = "failed", 1, failed

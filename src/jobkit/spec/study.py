@@ -441,11 +441,6 @@ def find_study(source: str | Path | None = None, *, planned: bool = False) -> Pa
     return folder
 
 
-def is_of_logs(folder: Path) -> bool:
-    """Whether a study's folder lists logs that exist already, and plans no run."""
-    return is_there(folder / "logs.json") and not is_there(folder / "plan.json")
-
-
 def read_plan(folder: Path) -> Plan:
     """The plan of a study's folder or, where single jobs have none, that of the runs in it.
 

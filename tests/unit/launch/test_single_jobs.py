@@ -47,14 +47,11 @@ def test_logs_that_exist_already_are_no_runs(capsys) -> None:
     os.utime(plan.paths.plan, (1.0, 1.0))
     StudyPaths.named("from-logs").folder.mkdir(parents=True)
     write_json(StudyPaths.named("from-logs").given_logs, {"v": 1, "logs": []})
-    for words, command, said in [
-        ([], status, plan.paths.folder.name),
-        (["from-logs"], status, "from-logs: logs that existed already"),
-        (["from-logs"], cancel, "from-logs: no run was running or pending"),
-        ([], cancel, plan.paths.folder.name),
-    ]:
-        assert command.main(words) == 0
-        assert said in capsys.readouterr().out
+    for command in (status, cancel):
+        assert command.main([]) == 0
+        assert plan.paths.folder.name in capsys.readouterr().out
+        assert command.main(["from-logs"]) == 2
+        assert "from-logs has no plan.json" in capsys.readouterr().err
 
 
 # It ends with the file beside it, also where nobody is left who could end it.

@@ -13,7 +13,7 @@ from jobkit.launch import site as site_module
 from jobkit.launch.command import LaunchRequest
 from jobkit.launch.site import Site, known_sites, minutes, site_of_cluster
 from jobkit.launch.slurm_options import Shape as S
-from jobkit.launch.slurm_options import make_batches, output_file, sbatch_options, verbatim
+from jobkit.launch.slurm_options import make_batches, sbatch_options, verbatim
 from jobkit.launch.slurm_submit import script
 from jobkit.spec.study import Study
 from support.place import ROOT
@@ -202,6 +202,5 @@ def test_variables_that_a_site_sets(tmp_path: Path) -> None:
 
 
 def test_no_text_is_more_to_slurm_than_it_says(tmp_path: Path) -> None:
-    assert output_file(Path("/logs/100%j/train.log")) == "/logs/100%%j/train.log"
     with pytest.raises(UsageError, match="control character"):
         sbatch_options(S(1, 1), load(tmp_path, ""), {"comment": "x\ntouch y"}, "n")
