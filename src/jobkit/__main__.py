@@ -24,7 +24,6 @@ GROUPS = {
         "verify": ("jobkit.checks.verify.cli", "main", "every strategy against one process"),
         "drill": ("jobkit.drill.cli", "main", "faults in a training, and its recovery"),
         "check-k8s": ("jobkit.launch.check_k8s", "main", "manifests for Kubernetes"),
-        "try-pattern": ("jobkit.analysis.log_options", "try_pattern", "a pattern, on a log"),
         "check-claims": ("jobkit.analysis.claims", "main", "a text's claims, by its figures"),
     },
     "learn: plan and understand": {

@@ -1,29 +1,18 @@
-"""The options about logs of other programs: collect --logs, and the command try-pattern."""
+"""The options of collect about logs of other programs."""
 
 import argparse
 import os
 import shlex
-import sys
 from collections.abc import Sequence
 from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobkit.errors import Exit, Parser, UsageError, at_least, command, positive
+from jobkit.errors import UsageError, at_least, positive
 from jobkit.paths import StudyPaths, write_json
 
 if TYPE_CHECKING:
     from jobkit.analysis.collect.logs import GivenLogs
-
-_TRY = """examples:
-  python -m jobkit try-pattern slurm-17.out --pattern nanogpt
-  python -m jobkit try-pattern train.log --pattern my.toml --ranks 8
-
-A group's name says its quantity and unit: step, step_time_ms, tokens_per_s, images_per_s_per_gpu,
-tokens_per_step, data_wait_s, memory_gib, train_loss; others are free columns:
-docs/own-program.md. Exit codes: 0 a line was found, 2 wrong usage, 3 no line was found.
-"""
-_SHOWN = 20  # matches of try-pattern
 
 
 def add_log_options(parser: argparse.ArgumentParser) -> None:
@@ -101,43 +90,3 @@ def logs_folder(name: str | None, words: Sequence[str]) -> Path:
     paths.folder.mkdir(parents=True, exist_ok=True)
     write_json(paths.given_logs, {"v": 2, "command": shlex.join(["collect_results.py", *words])})
     return paths.folder
-
-
-@command
-def try_pattern(argv: Sequence[str] | None = None) -> int:
-    """Show what a pattern finds in a log, with line numbers; return the exit code."""
-    parser = Parser(
-        prog="jobkit try-pattern",
-        description="Show what a pattern finds in a log: a line for each match, then the rate.",
-        epilog=_TRY,
-    )
-    parser.add_argument("log", type=Path, metavar="FILE", help="a log")
-    parser.add_argument("--pattern", metavar="NAME", required=True, help=_patterns())
-    parser.add_argument("--ranks", type=at_least(int, 1), metavar="N", help="number of ranks")
-    args = parser.parse_args(argv)
-
-    from jobkit.analysis.collect.lines import matches, observed_lines
-    from jobkit.analysis.collect.steps import rate_row
-    from jobkit.metric.pattern import load_pattern
-    from jobkit.outcome.logs import open_log
-
-    pattern = load_pattern(args.pattern)
-    try:
-        with open_log(args.log, Path("/")) as stream:
-            lines = list(matches(stream, pattern))
-    except OSError as error:
-        raise UsageError(f"{args.log}: {error.strerror or error}") from None
-    for _, place, groups in lines[:_SHOWN]:
-        print(f"line {place}: {'  '.join(f'{k}={v.strip()}' for k, v in groups.items())}")
-    if not lines:
-        print(f"{args.log}: no line of pattern {pattern.name} in it", file=sys.stderr)
-        return Exit.INCOMPLETE
-    observed = observed_lines(lines, pattern, args.ranks, {})
-    print(f"{len(lines)} lines found" + (f"; {pattern.contains}" if pattern.contains else ""))
-    for sentence in observed.not_taken if observed else ():
-        print(f"  {sentence}")
-    for name, value in (rate_row(observed) if observed else {}).items():
-        print(f"  {name} = {value:.6g}" if isinstance(value, float) else f"  {name} = {value}")
-    if pattern.of == "per_rank" and not args.ranks:
-        print("  the rate is of one rank: --ranks N makes it one of all")
-    return Exit.OK

@@ -1,4 +1,4 @@
-"""collect --logs: logs that exist already, each a run; try-pattern."""
+"""collect --logs: logs that exist already, each a run."""
 
 import re
 import shutil
@@ -11,7 +11,6 @@ import pytest
 from jobkit.analysis.cli import collect_main, plot_main
 from jobkit.analysis.collect.results import Results, collect
 from jobkit.analysis.findings.verdict import verdict
-from jobkit.analysis.log_options import try_pattern
 from jobkit.errors import Exit
 from jobkit.metric.kinds import encode
 from jobkit.spec.runspec import RunSpec
@@ -197,22 +196,6 @@ def test_a_rate_of_the_warm_up_alone_is_said() -> None:
     assert collected(*NANOGPT, h=nanogpt(5)).warnings() == []
     (line,) = collected(*NANOGPT, "--warmup-steps", "50").warnings()
     assert line.startswith("h.log: only warm-up steps were measured")
-
-
-def test_try_pattern_shows_lines_and_the_rate(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("a").write_text(nanogpt(100.0))
-    Path("other").write_text("nothing\n")
-    codes = [try_pattern([log, "--pattern", "nanogpt"]) for log in ("a", "other", "none")]
-    assert codes == [Exit.OK, Exit.INCOMPLETE, Exit.USAGE]
-    shown, errors = capsys.readouterr()
-    for words in (
-        "line 2: step=0",
-        "6 lines found",
-        "throughput = 10",
-        "throughput_unit = steps/s",
-    ):
-        assert words in shown
-    assert "No such file" in errors
 
 
 def meter(

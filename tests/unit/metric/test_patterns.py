@@ -10,7 +10,6 @@ from jobkit.analysis.collect.lines import matches, observed_lines, observed_metr
 from jobkit.analysis.collect.records import RunRecords, read_log
 from jobkit.analysis.collect.rows import unused_lines
 from jobkit.analysis.collect.steps import Observed, rate_row, step_rows
-from jobkit.analysis.log_options import try_pattern
 from jobkit.errors import UsageError
 from jobkit.metric.pattern import (
     PATTERNS,
@@ -48,8 +47,7 @@ def test_each_shipped_pattern_says_where_its_lines_come_from() -> None:
         assert pattern.program and pattern.contains
         assert pattern.source.startswith("https://github.com/")
         found = matches(io.BytesIO(pattern.sample.encode()), pattern)
-        numbers = [n for _, n, groups in found if groups]
-        assert numbers == [*range(1, len(pattern.sample.splitlines()) + 1)], name
+        assert sum(bool(groups) for _, groups in found) == len(pattern.sample.splitlines()), name
 
 
 def test_the_columns_of_a_shipped_pattern() -> None:
@@ -260,12 +258,3 @@ def test_the_text_of_a_rate_is_a_number_or_counted() -> None:
         else:
             assert rate_row(observed)["throughput"] == pytest.approx(rate)
             assert unused(observed) == ""
-
-
-def test_try_pattern_says_what_it_does_not_use(tmp_path, capsys) -> None:
-    log, pattern = tmp_path / "train.log", tmp_path / "own.toml"
-    log.write_text("step 1 980 tok/s\nstep 2 1.2x tok/s\n")
-    pattern.write_text(f"line = '{RATE}'\nof = 'total'\nspans = 'step'\n")
-    assert try_pattern([str(log), "--pattern", str(pattern)]) == 0
-    said = capsys.readouterr().out
-    assert "2 lines found\n  1 line of pattern own with a time or rate that is no number" in said

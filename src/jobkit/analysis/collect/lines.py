@@ -41,8 +41,8 @@ _MEASURES = ("step_time", "rate")  # one of which makes a line an observation
 _FIELD = {"step_time": "time_s", "data_wait": "data_wait_s", "memory": "memory_mib"}
 
 
-def matches(stream: BinaryIO, pattern: Pattern) -> Iterator[tuple[int, int, Mapping[str, str]]]:
-    """Each line of a log that the pattern finds: attempt, number of the line, its groups' texts.
+def matches(stream: BinaryIO, pattern: Pattern) -> Iterator[tuple[int, Mapping[str, str]]]:
+    """Each line of a log that the pattern finds: its attempt, and its groups' texts.
 
     The end of a log without its newline is no match: its last number may lack digits. Raises
     UsageError where an expression takes longer than TIMEOUT_S on a line.
@@ -59,7 +59,7 @@ def matches(stream: BinaryIO, pattern: Pattern) -> Iterator[tuple[int, int, Mapp
             why = f"took longer than {TIMEOUT_S:g} s on line {place}"
             raise UsageError(f"pattern {pattern.name}: {why}") from None
         if match and (whole or match.end() < len(line)):
-            yield attempt, place, {k: text for k, text in match.groupdict().items() if text}
+            yield attempt, {k: text for k, text in match.groupdict().items() if text}
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[int, str, bool]]:
@@ -78,7 +78,7 @@ def _lines(stream: BinaryIO) -> Iterator[tuple[int, str, bool]]:
 
 
 def observed_lines(
-    lines: Iterable[tuple[int, int, Mapping[str, str]]],
+    lines: Iterable[tuple[int, Mapping[str, str]]],
     pattern: Pattern,
     ranks: int | None,
     planned: Mapping[str, Any],
@@ -91,7 +91,7 @@ def observed_lines(
     seen: list[Observation] = []
     unread, source, of_one = list[str](), f"pattern {pattern.name}", pattern.of == "per_rank"
     evaluated = False
-    for attempt, _, groups in lines:
+    for attempt, groups in lines:
         values = {name: plain(text, name) for name, text in groups.items()}
         measures = [name for name in values if quantity_of(name).kind in _MEASURES]
         if bad := next((name for name in measures if not _is_above_0(values[name])), ""):
