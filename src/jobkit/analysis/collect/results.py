@@ -269,10 +269,8 @@ def _read(
     spec = planned.decided(recorded) if planned else recorded_spec(records)
     pattern, ranks = pattern_of(spec), getattr(spec, "world_size", None)
     observed = observed_of(paths.log, paths.folder.parent, records, spec, pattern, ranks)
-    # Where rates may lie in a file that is closed to us, the wall time stands for none of them.
     job = read_json(paths.job) or {}
-    wall_s = None if records.unreadable else wall_time_s(job, state.attempts)
-    row = result_row(spec, state, records, observed, wall_s)
+    row = result_row(spec, state, records, observed, wall_time_s(job, state.attempts))
     row["ranks_together"] = ranks_together(job, records, spec)
     row |= use_row(records, observed, row, slurm_j)
     return of_tables(paths.folder.name, records, observed, row) | {"spec": spec}
