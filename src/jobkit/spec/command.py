@@ -165,7 +165,6 @@ class CommandSpec(ProgramOptions, AnyRun):
     )
 
     # The program decides what RunSpec has of these.
-    left_to_device: ClassVar[Mapping[str, Any]] = {}
     device: ClassVar[str | None] = None
     planned_epochs: ClassVar[int | None] = None
     whole_node: ClassVar[bool] = False

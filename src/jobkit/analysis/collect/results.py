@@ -244,7 +244,7 @@ def _read_study(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
         name: _read(path, record_ids.get(name), specs[name], states[name], energy.get(name))
         for name, path in folders.items()
     }
-    labels = series_labels({run_id: run["spec"] for run_id, run in read.items()})
+    labels = series_labels({name: specs[name] or run["spec"] for name, run in read.items()})
     for run_id, job in jobs.items():
         read[run_id]["row"]["slurm_energy_j"] = job.energy_j
     for run_id, label in labels.items():

@@ -1,9 +1,7 @@
 """Series: runs with the same settings except size and repeat, and which must not be compared."""
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -13,7 +11,6 @@ from jobkit.spec.command import COMMAND_LINE, PlannedRun
 # Values that need no name; others are shown as setting=value.
 _PLAIN_VALUES = ("strategy", "model", "precision", "optimizer", "scaling")
 _MAX_LENGTH = 200  # characters of a label
-_OPTION = re.compile(r"-(?![0-9.])")  # -1 and -.5 are values
 # Only where these are the same does a curve show the effect of the size.
 SAME = ("model", "dataset", "precision", "fp32", "device_type", "torch_version", "throughput_unit")
 # Where one of these differs within a series the curve may show it instead of the size.
@@ -29,15 +26,16 @@ _BATCH = {"strong": "global_batch_size", "weak": "batch_size_per_rank"}
 def series_labels(specs: Mapping[str, PlannedRun | None]) -> dict[str, str]:
     """A label for each run: its strategy and every setting in which the runs differ.
 
-    Runs with the same label differ in size and repeat only. Strong and weak scaling never share
-    a label. A run whose settings are not known gets one of its own.
+    Runs with the same label differ in size and repeat only; a command with other words is another
+    variant. Strong and weak scaling never share a label. A run whose settings are not known gets
+    one of its own.
     """
-    keys = {run_id: spec.comparable() for run_id, spec in _decided(specs).items()}
+    keys = {run_id: spec.comparable() for run_id, spec in specs.items() if spec}
     texts = {run_id: repr(key) for run_id, key in keys.items()}
-    different = _with_words({texts[run_id]: key for run_id, key in keys.items()})
+    different = {texts[run_id]: key for run_id, key in keys.items()}
     names = dict.fromkeys(name for key in different.values() for name in key)
     varying = [n for n in names if len({repr(k.get(n)) for k in different.values()}) > 1]
-    shown = dict.fromkeys(("strategy", *varying))
+    shown = dict.fromkeys(name for name in ("strategy", *varying) if name != COMMAND_LINE)
     labels, taken = dict[str, str](), Counter[str]()
     for text in sorted(different):
         label = ", ".join(_words(different[text], shown))
@@ -50,50 +48,11 @@ def series_labels(specs: Mapping[str, PlannedRun | None]) -> dict[str, str]:
     }
 
 
-def _decided(specs: Mapping[str, PlannedRun | None]) -> dict[str, PlannedRun]:
-    """The known specs. A run that has not begun will decide as the others did, if all did alike."""
-    known = {run_id: spec for run_id, spec in specs.items() if spec}
-    left = {name: auto for spec in known.values() for name, auto in spec.left_to_device.items()}
-    for name, auto in left.items():
-        values = {k: getattr(s, name) for k, s in known.items() if name in s.left_to_device}
-        if len(decided := {*values.values()} - {auto}) == 1:
-            change: dict[str, Any] = {name: decided.pop()}
-            known |= {k: known[k].with_values(**change) for k, v in values.items() if v == auto}
-    return known
-
-
-def _with_words(keys: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """The keys; of a command only the words that not all of its program's commands have."""
-    parts = {text: _parts(k[COMMAND_LINE]) for text, k in keys.items() if COMMAND_LINE in k}
-    common: dict[object, set[tuple[str, ...]]] = {}
-    for text, words in parts.items():
-        common.setdefault(keys[text]["strategy"], {*words}).intersection_update(words)
-    with_words = dict(keys)
-    for text, key in ((text, keys[text]) for text in parts):
-        others = (part for part in parts[text] if part not in common[key["strategy"]])
-        with_words[text] = {**key, COMMAND_LINE: " ".join(chain.from_iterable(others))}
-    return with_words
-
-
-def _parts(command: Sequence[str]) -> list[tuple[str, ...]]:
-    """The words of a command, a value together with the option before it."""
-    parts: list[tuple[str, ...]] = []
-    for word in command:
-        of_option = parts and len(parts[-1]) == 1 and _OPTION.match(parts[-1][0])
-        if of_option and not _OPTION.match(word):
-            parts[-1] = (parts[-1][0], word)
-        else:
-            parts.append((word,))
-    return parts
-
-
 def _words(key: Mapping[str, Any], names: Iterable[str]) -> list[str]:
     """The words of a label. The other kind of scaling has another batch: a key may lack a name."""
     words = []
     for name, value in ((name, key[name]) for name in names if name in key):
-        if name == COMMAND_LINE:
-            words += [value.replace(";", ",")] if value else []  # ; divides series in tables
-        elif name in _PLAIN_VALUES:
+        if name in _PLAIN_VALUES:
             words.append(str(value))
         elif isinstance(value, bool):
             words.append(name if value else f"no {name}")
