@@ -91,7 +91,7 @@ def test_a_forecast_is_marked_wherever_it_stands(capsys, monkeypatch) -> None:
     shown = [one for one in figures.FIGURES if one.name == "speed_up"]
     monkeypatch.setattr(figures, "FIGURES", shown)  # the others do not know of it
     whole_study(strategies=("ddp", "fsdp"), gpus=(1, 2, 4))
-    assert plot_main(["s", "--collect", "--apart", "--forecast", "6", "8", "4096"]) == 0
+    assert plot_main(["s", "--collect", "--forecast", "6", "8", "4096"]) == 0
     said, warned = capsys.readouterr()
     assert said.count("forecast (not measured): ") == 4
     assert "no forecast: ddp: " in warned and "4096 ranks" in warned

@@ -64,8 +64,6 @@ def _parser(prog: str, description: str, epilog: str) -> Parser:
     parser.add_argument("study", nargs="?", metavar="STUDY", help=text)
     text = "write into this folder, as for the study of another user (default: the study's)"
     parser.add_argument("--out", type=Path, metavar="DIR", help=text)
-    text = "a series of its own for each device model and commit of the code that are mixed"
-    parser.add_argument("--apart", action="store_true", help=text)
     text = "target validation accuracy (default: one that all successful runs have reached)"
     parser.add_argument("--accuracy", type=share, metavar="SHARE", help=text)
     return parser
@@ -95,7 +93,7 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
     study, logs = args.study, given_logs(args) if args.logs else None
     if logs:
         study = logs_folder(args.name, sys.argv[1:] if argv is None else argv)
-    results = collect(study, accuracy=args.accuracy, separate=args.apart, logs=logs, out=args.out)
+    results = collect(study, accuracy=args.accuracy, logs=logs, out=args.out)
     if args.json:
         print(as_json(results))
     else:
@@ -143,7 +141,7 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
     )
     parser = _parser("plot_results.py", text, _PLOT)
     add, count = parser.add_argument, at_least(int, 1)
-    text = "collect the logs first, as collect_results.py does; --apart and --accuracy are for that"
+    text = "collect the logs first, as collect_results.py does; --accuracy is for that"
     add("--collect", action="store_true", help=text)
     add("--open", action="store_true", help="open the report, where there is a display")
     text = "predict these sizes from the fitted scaling laws, marked as not measured"
@@ -164,8 +162,8 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
 
     if (args.gpus_per_node or args.comm) and not args.forecast:
         raise UsageError("--gpus-per-node and --comm have no effect without --forecast")
-    if (args.apart or args.accuracy) and not args.collect:
-        raise UsageError("--apart and --accuracy have no effect without --collect")
+    if args.accuracy and not args.collect:
+        raise UsageError("--accuracy has no effect without --collect")
 
     from jobkit.analysis.collect.results import OUTDATED, Results, check_own, collect
     from jobkit.analysis.report.summary import print_summary
@@ -173,7 +171,7 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
     if args.collect:
-        results = collect(args.study, accuracy=args.accuracy, separate=args.apart, out=args.out)
+        results = collect(args.study, accuracy=args.accuracy, out=args.out)
         print_summary(results)
         _print_tables(results)
     else:

@@ -7,7 +7,6 @@ import pytest
 from jobkit.analysis.compare import compare, main
 from jobkit.analysis.findings.verdict import verdict
 from jobkit.analysis.scaling.spread import CONFIDENCE, holm, quantile, tail
-from jobkit.analysis.tables.series import apart
 from jobkit.paths import StudyPaths
 from support.codes import code_of
 from support.fake_study import whole_study
@@ -118,9 +117,7 @@ def test_the_command_is_a_gate_also_by_a_kept_table(capsys) -> None:
     assert "no size that both have measured (" in capsys.readouterr().err
 
 
-def test_a_series_of_two_commits_is_named_first_and_set_apart() -> None:
+def test_a_series_of_two_commits_is_named_first() -> None:
     study = results_of({"ddp": {1: [100.0, 101.0], 2: [190.0, 191.0]}})
     study.runs["git_commit"] = ["a" * 40, "b" * 40] * 2
     assert "; runs of one size differ in git commit" in verdict(study, "GPUs")[0]
-    study.runs["series"] = apart(study.runs)
-    assert sorted(set(study.runs["series"])) == ["ddp, aaaaaaaaaaaa", "ddp, bbbbbbbbbbbb"]

@@ -32,7 +32,7 @@ from jobkit.analysis.scaling.scaling import measured_sizes, scaling_table
 from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.columns import RESULTS, TABLES
 from jobkit.analysis.tables.frames import Row, frame, read_table, records, save_table
-from jobkit.analysis.tables.series import apart, faults, series_labels
+from jobkit.analysis.tables.series import faults, series_labels
 from jobkit.analysis.tables.text import counted
 from jobkit.errors import UsageError, one_line
 from jobkit.files import is_there
@@ -164,14 +164,12 @@ def collect(
     *,
     write: bool = True,
     accuracy: float | None = None,
-    separate: bool = False,
     logs: GivenLogs | None = None,
     out: Path | None = None,
 ) -> Results:
     """Read a study (a folder, a bare name, or the newest) and write its tables.
 
     accuracy: the target of time_to_accuracy_s; None: what every run that is ok has reached.
-    separate: device models and commits of the code that differ are series of their own.
     logs: the runs, in place of those of the study's folder. out: the folder of the tables, made
     where it is absent; None: the study's. Raises UsageError where there is no such study, where its
     plan cannot be used, or where its folder is not this user's own.
@@ -182,7 +180,7 @@ def collect(
     if is_there(folder / "logs.json") and not logs:
         raise UsageError(f"{folder} was made from logs: give collect --logs again")
     read, unplanned = (read_logs(logs), []) if logs else _read_study(folder)
-    tables = _tables(read, folder.resolve().name, separate)
+    tables = _tables(read, folder.resolve().name)
     results = Results(folder, **tables, accuracy=accuracy, out=out, unplanned=tuple(unplanned))
     if write:
         if out:
@@ -192,9 +190,7 @@ def collect(
     return results
 
 
-def _tables(
-    read: Mapping[str, dict[str, Any]], study: str, separate: bool
-) -> dict[str, pd.DataFrame]:
+def _tables(read: Mapping[str, dict[str, Any]], study: str) -> dict[str, pd.DataFrame]:
     """The tables of what was read of each run, in the order of the plan."""
     for run_id, run in read.items():
         problems = " | ".join(line.replace(" | ", " / ") for line in run["problems"])
@@ -204,8 +200,6 @@ def _tables(
     names = {*chain.from_iterable(rows)} - {c.name for c in RESULTS}
     shared = {name for name in names if len({repr(row.get(name)) for row in rows}) < 2}
     tables = {"runs": (runs := frame(rows, RESULTS, shared))}
-    if separate:
-        runs["series"] = apart(runs)
     for name in ("epochs", "steps", "samples"):
         own = records(runs[[c.name for c in TABLES[name] if c.name in OF_RUN]])
         parts = [run[name] for run in read.values()]

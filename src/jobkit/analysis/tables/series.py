@@ -13,8 +13,6 @@ _PLAIN_VALUES = ("strategy", "model", "precision", "optimizer", "scaling")
 _MAX_LENGTH = 200  # characters of a label
 # Only where these are the same does a curve show the effect of the size.
 SAME = ("model", "dataset", "precision", "fp32", "device_type", "torch_version", "throughput_unit")
-# Where one of these differs within a series the curve may show it instead of the size.
-MIXED = ("device", "git_commit")
 COPIES = (
     "{} copies: nothing shows that the ranks worked together (no process group, no connection, no "
     "shared memory); start the program as one, as with torchrun, or --launcher once and mpirun, or "
@@ -77,13 +75,3 @@ def faults(runs: pd.DataFrame) -> dict[str, str]:
         if not copies.empty:
             reasons[str(series)] = COPIES.format(int(copies.max()))
     return reasons
-
-
-def apart(runs: pd.DataFrame) -> pd.Series:
-    """The series of each run, with its device model and commit where the study mixes them."""
-    names = runs["series"].copy()
-    for name in MIXED:
-        if runs[name].nunique() > 1:
-            short = runs[name].astype("string").str[: 12 if name == "git_commit" else 40]
-            names = names + ", " + short.fillna("unknown")
-    return names
