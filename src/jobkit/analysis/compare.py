@@ -1,12 +1,12 @@
 """`python -m jobkit compare STUDY OTHER`: which sizes differ beyond chance; a gate for scripts.
 
 The rates of a size's repeats are compared as logarithms of their medians. Their spread is that of
-all repeats of both studies, as in scaling.csv; p values are corrected for the number of tests.
+all repeats of both studies, as in scaling.csv; intervals are wider by the number of tests.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,10 +15,10 @@ from jobkit.errors import Exit, Parser, UsageError, at_least, command
 if TYPE_CHECKING:
     import pandas as pd
 
-_EXAMPLES = """A difference is that of STUDY from OTHER, in per cent of the rate, with its 95 %
-interval. It is beyond chance where its p value, corrected for the number of tests (Holm), is under
-0.05. One test is of all sizes together. What else differs (devices, commits, days) is named first:
-two studies of one day each also differ by what changes from day to day.
+_EXAMPLES = """A difference is that of STUDY from OTHER, in per cent of the rate. Its interval says
+what is chance; all of them hold together with 95 % (Bonferroni). One line is of all sizes together.
+What else differs (devices, commits, days) is named first: two studies of one day each also differ
+by what changes from day to day.
 
 examples:
   python -m jobkit compare today last-month
@@ -46,35 +46,30 @@ class Comparison:
 
     name: str
     difference: float  # of the logarithms of the rates, the study's less the other's
-    half_width: float  # of its 95 % interval
-    p_value: float | None  # corrected, of a difference beyond tolerance; None: nothing shows chance
+    half_width: float | None  # of its interval; None: nothing shows chance
     tolerance: float
-
-    @property
-    def differs(self) -> bool:
-        """Whether the difference is beyond chance, and beyond the tolerance."""
-        return self.p_value is not None and self.p_value < 0.05
 
     @property
     def slower(self) -> bool:
         """Whether the study is slower than the other beyond chance and tolerance."""
-        return self.differs and self.difference < 0
+        half, most = self.half_width, math.log1p(-self.tolerance)
+        return half is not None and self.difference + half < most
+
+    @property
+    def faster(self) -> bool:
+        """Whether it is faster beyond chance and tolerance."""
+        return replace(self, difference=-self.difference).slower
 
     def line(self) -> str:
         """The comparison in one line."""
-        text = f"{self.name}: {math.expm1(self.difference):+.1%}"
-        if self.p_value is None:
+        text, half = f"{self.name}: {math.expm1(self.difference):+.1%}", self.half_width
+        if half is None:
             return f"{text}: not judged: that takes 2 repeats of a size"
-        low, high = (math.expm1(self.difference + x * self.half_width) for x in (-1, 1))
-        text += f" [{low:+.1%}, {high:+.1%} at 95%]"
-        what = f"within {100 * self.tolerance:g} %" if self.tolerance else "chance"
-        if self.differs:
+        low, high = (math.expm1(self.difference + x) for x in (-half, half))
+        what = f"may be {f'within {100 * self.tolerance:g} %' if self.tolerance else 'chance'}"
+        if self.slower or self.faster:
             what = f"{'slower' if self.slower else 'faster'} beyond chance"
-        elif max(-low, high) < self.tolerance:
-            return f"{text}: {what}"
-        else:
-            what = f"may be {what}"
-        return f"{text}: {what} (p = {self.p_value:.2g})"
+        return f"{text} [{low:+.1%}, {high:+.1%} at 95%]: {what}"
 
 
 def compare(
@@ -87,7 +82,8 @@ def compare(
     """
     from jobkit.analysis.scaling.scaling import sample_of, shape
     from jobkit.analysis.scaling.sizes import sizes
-    from jobkit.analysis.scaling.spread import CONFIDENCE, holm, pool, quantile, tail
+    from jobkit.analysis.scaling.spread import CONFIDENCE, pool, quantile
+    from jobkit.analysis.tables.text import some
 
     ours, theirs = (
         {
@@ -108,26 +104,23 @@ def compare(
         weights = [1 / error**2 for _, _, error in rows]
         mean = sum(w * gap for w, (_, gap, _) in zip(weights, rows, strict=True)) / sum(weights)
         rows.append((_WHOLE, mean, 1 / math.sqrt(sum(weights))))
-    margin, factor = -math.log1p(-tolerance), 0.0
-    p_values: Sequence[float | None] = [None] * len(rows)
-    if spread:
-        free, factor = spread.freedom, quantile(spread.freedom, CONFIDENCE)
-        p_values = holm([tail(max(0.0, abs(gap) - margin) / e, free) for _, gap, e in rows])
-    compared = [
-        Comparison(name, gap, factor * error, p_value, tolerance)
-        for (name, gap, error), p_value in zip(rows, p_values, strict=True)
-    ]
+    # Wider by the number of tests (Bonferroni), so that all intervals hold together.
+    factor = quantile(spread.freedom, 1 - (1 - CONFIDENCE) / len(rows)) if spread and rows else None
+    compared = [Comparison(n, gap, factor and factor * e, tolerance) for n, gap, e in rows]
     alone = {
         "first": [name for name in ours if name not in theirs],
         "second": [name for name in theirs if name not in ours],
     }
     remarks = [*_named(runs, other), *_days(runs, other)]
-    remarks += [f"only in the {study}: {_some(names)}" for study, names in alone.items() if names]
+    names_of = {study: some(names, _SHOWN) for study, names in alone.items()}
+    remarks += [f"only in the {study}: {names}" for study, names in names_of.items() if names]
     return compared, remarks
 
 
 def _named(runs: "pd.DataFrame", other: "pd.DataFrame") -> list[str]:
     """What differs between the studies beside the rates, or within one of them."""
+    from jobkit.analysis.tables.text import some
+
     lines = []
     for name in _NAMED:
         sides = []
@@ -135,7 +128,9 @@ def _named(runs: "pd.DataFrame", other: "pd.DataFrame") -> list[str]:
             ok = table[table["status"] == "ok"]
             sides.append(sorted({str(v) for v in ok[name].dropna()}) if name in ok else [])
         if sides[0] != sides[1]:
-            lines.append(f"{name} differs: {' against '.join(map(_some, sides))}")
+            lines.append(
+                f"{name} differs: {' against '.join(some(s, _SHOWN) or '?' for s in sides)}"
+            )
     return lines
 
 
@@ -148,11 +143,6 @@ def _days(runs: "pd.DataFrame", other: "pd.DataFrame") -> list[str]:
         return []
     text = "each study was measured on one day, and days differ: repeat both on several, or give "
     return [f"{text}--tolerance what days differ by"]
-
-
-def _some(values: Sequence[str]) -> str:
-    more = f" and {len(values) - _SHOWN} more" if len(values) > _SHOWN else ""
-    return f"{', '.join(values[:_SHOWN])}{more}" or "?"
 
 
 @command
@@ -189,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for line in (*outdated, *remarks, *(c.line() for c in compared)):
         print(line)
     sizes = [c for c in compared if c.name != _WHOLE]
-    judged, slower = sum(c.p_value is not None for c in sizes), sum(c.slower for c in sizes)
+    judged, slower = sum(c.half_width is not None for c in sizes), sum(c.slower for c in sizes)
     beyond = f" by more than {args.tolerance:g} %" if args.tolerance else ""
     print(f"{judged} of {len(sizes)} sizes judged: {slower} slower{beyond} beyond chance")
     if not judged:

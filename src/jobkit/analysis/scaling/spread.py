@@ -135,14 +135,6 @@ def _limit(logs: Sequence[Values]) -> float:
     return max(limit, -math.log1p(-_MIN_SHARE))
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """P values corrected for their number (Holm, Scand. J. Statistics 6, 1979), in their order."""
-    order, corrected = np.argsort(p_values), np.empty(len(p_values))
-    raised = np.asarray(p_values)[order] * np.arange(len(p_values), 0, -1)
-    corrected[order] = np.minimum(np.maximum.accumulate(raised), 1)
-    return corrected.tolist()
-
-
 @cache
 def _tails(freedom: float) -> tuple[Values, Values]:
     """Angles a and the two-sided tails of Student's t beyond sqrt(freedom) x tan(a).
