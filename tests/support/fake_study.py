@@ -103,16 +103,11 @@ class FakeRun:
         """Print a line of other text into the log."""
         self._log.write(text + "\n")
 
-    def begin(self, start: dict[str, Any] | None = None, loaded: int | None = None) -> "FakeRun":
-        """Leave spec.json, run_start (with these fields, or the usual ones) and startup.
-
-        loaded: the epoch with which it goes on, from a checkpoint of an earlier attempt.
-        """
+    def begin(self, start: dict[str, Any] | None = None) -> "FakeRun":
+        """Leave spec.json, run_start (with these fields, or the usual ones) and startup."""
         head = {"v": 1, "study": self.paths.folder.parent.name, "run_id": self.paths.folder.name}
         self.paths.spec.write_text(json.dumps({**head, "spec": self.spec.to_dict()}))
         self.writer.write("run_start", **(start or start_fields(self.spec)))
-        if loaded is not None:
-            self.writer.write("checkpoint", action="loaded", iteration=5 * loaded, epoch=loaded)
         self.writer.write("startup", total_s=4.5)
         return self
 

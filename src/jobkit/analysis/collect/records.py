@@ -4,7 +4,6 @@ The files of metrics/ are the primary source and the log has copies; either alon
 record in both counts once. Gaps in the sequence numbers are counted as lost records.
 """
 
-import math
 import re
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -59,17 +58,12 @@ class RunRecords:
     def epochs(self) -> list[Record]:
         """One record per epoch, in order: of an epoch that was trained again, the newest one.
 
-        What an attempt did beyond the checkpoint from which a later one continued does not count,
-        nor does a line without a checksum where the run recorded its epochs itself.
+        A line without a checksum does not count where the run recorded its epochs itself.
         """
         newest: dict[int, Record] = {}
-        undone = self._undone()
         # Of a script's ranks rank 0 has the last word.
         for record in sorted(self.records, key=lambda r: "v" not in r and not r.get("rank")):
             if (epoch := epoch_of(record)) is None or (self.records_epochs and "v" not in record):
-                continue
-            attempt = record.get("attempt", 0)
-            if undone and type(attempt) is int and epoch >= undone.get(attempt, math.inf):
                 continue
             # A foreign script may print an epoch's values on several lines.
             before = {} if "v" in record else newest.get(epoch, {})
@@ -80,19 +74,6 @@ class RunRecords:
     def records_epochs(self) -> bool:
         """Whether the run records its epochs itself, with checksums: jobkit's own training does."""
         return any(r.get("kind") == "epoch" or "spec" in r for r in self.records if "v" in r)
-
-    def _undone(self) -> dict[int, int]:
-        """By attempt, the first of its epochs that a later attempt trained again."""
-        begun = {r["attempt"]: 0 for r in self.of("startup") if "v" in r}
-        for record in self.of("checkpoint"):
-            loaded = "v" in record and record.get("action") == "loaded"
-            if loaded and record["attempt"] in begun and type(record.get("epoch")) is int:
-                begun[record["attempt"]] = record["epoch"]
-        return {
-            attempt: min(later)
-            for attempt in {r["attempt"] for r in self.records if "v" in r}
-            if (later := [epoch for other, epoch in begun.items() if other > attempt])
-        }
 
 
 def epoch_of(record: Record) -> int | None:
