@@ -56,10 +56,7 @@ class States:
         """State and progress of a run, and its job on Slurm."""
         paths, state, job = self.plan.paths.run(run_id), self.of_runs[run_id], self.jobs.get(run_id)
         at = progress(paths, self.plan.runs[run_id], state, job)
-        running = state.status == "running"
         row = {"run_id": run_id, **asdict(state), **asdict(at)}
-        row |= {"left_s": at.left_s if running else None}
-        row |= {"load": load(paths, state.attempt) if running else ""}
         row["job_id"] = getattr(job, "job_id", None)
         slurm = ("state", "reason", "node_list")
         return row | {f"slurm_{name}": getattr(job, name, None) for name in slurm}
@@ -112,7 +109,6 @@ class Progress:
     val_loss: float | None
     val_accuracy: float | None
     elapsed_s: float | None  # since the start
-    left_s: float | None  # estimate, if all epochs take as long as the last one
     step: float | None = None  # the last one that a program has recorded, until it is ok
     # Of all ranks, as the table of results has it: the median of the epochs after the first, or
     # the mean of the steps after the warm-up, if all ranks are as fast as the first one.
@@ -141,21 +137,17 @@ def progress(
     records = _records(paths, state.attempt)
     epochs = [r for r in records if r.get("kind") == "epoch" and type(r.get("epoch")) is int]
     windows = [r for r in records if r.get("kind") == "window"]
-    last, planned = epochs[-1] if epochs else {}, spec.planned_epochs or 0
-    done = last.get("epoch", -1) + 1
+    last = epochs[-1] if epochs else {}
     rates = [rate for r in epochs if (rate := _number(r.get("images_per_s"))) is not None]
     rate, unit = statistics.median(rates[1:] or rates) if rates else None, "images"
-    times = [_number(last.get(name)) for name in ("epoch_time_s", "eval_time_s")]
-    epoch_s = sum(filter(None, times)) if planned and None not in times else None
     if not epochs:
         rate, unit = _rate_of_steps(windows, records, spec)
     return Progress(
-        epoch=done,
-        epochs=planned,
+        epoch=last.get("epoch", -1) + 1,
+        epochs=spec.planned_epochs or 0,
         val_loss=_number(last.get("val_loss")),
         val_accuracy=_number(last.get("val_accuracy")),
         elapsed_s=_elapsed_s(read_job(paths) or {}, state, job, records),
-        left_s=None if epoch_s is None else epoch_s * (planned - done),
         # Its last steps may have been profiled, and are in no window.
         step=_number(windows[-1].get("step")) if windows and state.status != "ok" else None,
         rate=rate,
@@ -206,25 +198,12 @@ def _elapsed_s(
     return max(0.0, end - started) if end else None
 
 
-def load(paths: RunPaths, attempt: int | None) -> str:
-    """Load and memory in use of the first rank's machine."""
-    last, parts = ([{}, *_records(paths, attempt, samples=True)])[-1], []
-    names = (("GPU", "gpu_busy", "gpu_memory_mib"), ("CPU", "cpu_busy", "memory_mib"))
-    for what, busy, memory in names:
-        share, mib = _number(last.get(busy)), _number(last.get(memory))
-        words = [] if share is None else [f"{share:.0%}"]
-        words += [] if mib is None else [f"{mib / 1024:,.1f} GiB"]
-        parts += [" ".join([what, *words])] if words else []
-    return ", ".join(parts)
-
-
-def _records(paths: RunPaths, attempt: int | None, samples: bool = False) -> list[Record]:
-    """The last records of the attempt, of its first rank, or its samples."""
+def _records(paths: RunPaths, attempt: int | None) -> list[Record]:
+    """The last records of the attempt, of its first rank."""
     if attempt is None:
         return []
     try:
-        path = paths.metrics_of_rank(attempt, 0, "s") if samples else paths.metrics(attempt)
-        with open_log(path, paths.folder.parent, None) as stream:
+        with open_log(paths.metrics(attempt), paths.folder.parent, None) as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
             return [r for r in read_file(stream) if isinstance(r, dict)]
     except OSError:

@@ -36,7 +36,7 @@ def study_view(looks: States, listed: Sequence[Mapping[str, Any]], notes: Sequen
 def _table(listed: Sequence[Mapping[str, Any]]) -> list[Text]:
     """The heading and the runs, with the columns in which a run has something.
 
-    What is left, the load and a reason are long: each run has a line of its own for them.
+    A reason is long: it has a line of its own.
     """
     units = {row["unit"] for row in listed if row["rate"] is not None}
     rate_head = f"{units.pop()}/s" if len(units) == 1 else "rate"
@@ -53,10 +53,8 @@ def _table(listed: Sequence[Mapping[str, Any]]) -> list[Text]:
             rate_head: "" if rate is None else f"{rate:,.0f}{unit}",
             "time": duration(row["elapsed_s"]),
         })  # fmt: skip
-        left = [f"about {duration(row['left_s'])} left"] if row["left_s"] is not None else []
-        active = row["status"] in ("ok", "running")
-        reason = ", ".join(filter(None, [*left, row["load"]])) if active else str(row["reason"])
-        details.append(f"\n    {'as above' if reason == above and not active else reason}")
+        reason = "" if row["status"] in ("ok", "running") else str(row["reason"])
+        details.append(f"\n    {'as above' if reason and reason == above else reason}")
         above = reason
     names = [name for name in (rows[-1] if listed else []) if any(row.get(name) for row in rows)]
     rows[0] = {name: name for name in names}

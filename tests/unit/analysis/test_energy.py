@@ -1,7 +1,6 @@
 """From samples to columns: load, energy, energy for each unit of work, and what is said of them."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +11,7 @@ from jobkit.analysis.collect.steps import TRAINING, Observation, Observed
 from jobkit.analysis.report.tables import proposal_table
 from jobkit.analysis.tables.columns import RESULTS
 from jobkit.analysis.tables.frames import frame
-from jobkit.launch.states import load
 from jobkit.outcome.slurm_jobs import read_sacct
-from jobkit.paths import RunPaths
 from support.measured_study import results_from, runs_of
 
 SIZE = {"nodes": 2, "world_size": 2}
@@ -131,12 +128,3 @@ def test_energy_is_in_the_tables() -> None:
     table = proposal_table(results, "GPUs")
     assert list(table.heads[-2:]) == ["J per image (gpu)", "kWh per epoch"]
     assert list(table.rows[0][-2:]) == ["2.00", "0.0278"]
-
-
-def test_the_newest_load_and_memory_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [s | {"memory_mib": 3174.4} for s in samples(seconds=5)]
-    monkeypatch.setattr("jobkit.launch.states._records", lambda *_, **__: found)
-    paths = RunPaths(Path("run"))
-    assert load(paths, 0) == "CPU 40% 3.1 GiB"
-    found[-1] |= {"gpu_busy": 0.5, "gpu_memory_mib": 1024.0, "cpu_busy": None, "memory_mib": None}
-    assert load(paths, 0) == "GPU 50% 1.0 GiB"
