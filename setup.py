@@ -7,7 +7,7 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 FILES = ("run.sh", "run_benchmarks.py", "collect_results.py", "plot_results.py", "plot_results.sh")
-PATTERNS = (*FILES, "edf.toml", "hpc/*.sh", "hpc/*.bash", "hpc/minicluster")
+PATTERNS = (*FILES, "edf.toml", "hpc/*.sh", "hpc/*.bash", "hpc/*.yaml", "hpc/minicluster")
 PATTERNS += ("hpc/sites/*.toml", "hpc/studies/*.toml", "hpc/patterns/*.toml")
 PATTERNS += ("hpc/inference/infer.cpp", "hpc/inference/CMakeLists.txt")
 PATTERNS += ("docs/exercises/*.py", "docs/exercises/*.md", "docs/exercises/*.toml")

@@ -1,4 +1,4 @@
-"""`run_benchmarks.py --to kubernetes`: one manifest per run, from a template of text.
+"""`run_benchmarks.py --to kubernetes`: one manifest per run, from the text of hpc/kubernetes.yaml.
 
 Sources: the API of batch/v1 (kubernetes.io/docs/concepts/workloads/controllers/job), Kueue's queue
 label (kueue.sigs.k8s.io). What the API server refuses is for `kubectl apply --dry-run=server`; here
@@ -9,23 +9,29 @@ import hashlib
 import json
 import re
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from jobkit.errors import Exit, UsageError
+from jobkit.files import read_text
 from jobkit.launch.command import LaunchRequest, leave_spec, refuse_logs, run_words
 from jobkit.launch.start import MAX_RESTARTS
-from jobkit.paths import write_whole
+from jobkit.paths import REPOSITORY, write_whole
 from jobkit.spec.command import PlannedRun
 from jobkit.spec.settings import check_fields, setting
 from jobkit.spec.study import Plan
 
+TEMPLATE = REPOSITORY / "hpc" / "kubernetes.yaml"
 PORT = 29500
-MOUNT = "/runs"  # where the pods have the volume
+MOUNT = "/runs"  # where the template mounts the volume
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 MAX_NAME = 50  # of a Job: its controller adds the pod's index
 # run.sh ends what is left of the ranks this long before the container is killed.
 _LAST_S = 15
+_MIN_GRACE_S = 30
+_GRACE = re.compile(r"^ *terminationGracePeriodSeconds: (\d{1,9})$", re.MULTILINE)
 # The pods wait so long for each other: images are pulled, and a pod that failed is started again
 # up to 6 minutes later. A node that has waited in vain ends with 1, which the Job counts.
 _START_S = 900
@@ -37,14 +43,9 @@ class KubernetesOptions:
 
     image: str = setting("", "container image with jobkit and torch")
     queue: str = setting("", "local queue of Kueue")
-    volume_claim: str = setting("jobkit-runs", "PersistentVolumeClaim for the runs, which all "
-                                "pods mount")  # fmt: skip
+    template: str = setting("", "file to fill in in place of hpc/kubernetes.yaml")
     gpu_resource: str = setting("nvidia.com/gpu", "resource of which a pod gets one per rank; "
                                 "none: without GPUs")  # fmt: skip
-    pod_memory: str = setting("64Gi", "memory of a pod, its /dev/shm included")
-    shm_size: str = setting("8Gi", "size of /dev/shm, which counts as memory of the pod")
-    grace_s: int = setting(120, "seconds from SIGTERM to SIGKILL", low=30)
-    user_id: int = setting(1000, "user and group id of the processes", low=1)
     resource: tuple[str, ...] = setting((), "more resources of a pod, as cpu=16 or rdma/hca=1")
     toleration: tuple[str, ...] = setting((), "taints that the pods tolerate, as "
                                           "dedicated=gpu:NoSchedule or nvidia.com/gpu")  # fmt: skip
@@ -58,6 +59,8 @@ class KubernetesOptions:
             for word in getattr(self, name):
                 if "=" not in word[1:]:
                     raise UsageError(f"--{name} '{word}': must be as KEY=VALUE")
+        if "memory" in pairs(self.resource):
+            raise UsageError("--resource memory: it stands in hpc/kubernetes.yaml (see --template)")
 
     def tolerations(self) -> list[dict[str, str]]:
         """The pods' tolerations."""
@@ -84,7 +87,6 @@ def add_kubernetes_arguments(parser: ArgumentParser) -> None:
         group.add_argument(
             "--" + field.name.replace("_", "-"),
             dest=f"k8s_{field.name}",
-            type=int if isinstance(field.default, int) else str,
             metavar="X",
             help=field.metadata["help"] + default,
             **many,
@@ -101,80 +103,6 @@ def kubernetes_options(args: Namespace) -> KubernetesOptions | None:
     return KubernetesOptions(**values) if args.to else None
 
 
-# The headless Service gives the pods their names, also before they are ready.
-SERVICE = f"""\
-apiVersion: v1
-kind: Service
-metadata: {{name: @NAME, labels: {{app.kubernetes.io/name: jobkit}}}}
-spec:
-  clusterIP: None
-  publishNotReadyAddresses: true
-  selector: {{batch.kubernetes.io/job-name: @NAME}}
-  ports: [{{name: rendezvous, port: {PORT}}}]
----
-"""
-# `exec`, so that run.sh is the container's first process and gets its signals.
-JOB = f"""\
-apiVersion: batch/v1
-kind: Job
-metadata:
-  name: @NAME
-  labels: @LABELS
-spec:
-  completionMode: Indexed
-  completions: @NODES
-  parallelism: @NODES
-  # A run whose pod fails loses all of its pods, and each of them counts.
-  backoffLimit: @BACKOFF
-  # Else two pods may run the same index for a while.
-  podReplacementPolicy: Failed
-  podFailurePolicy:
-    rules:
-    # Wrong usage: another start would not mend it.
-    - action: FailJob
-      onExitCodes: {{containerName: train, operator: In, values: [{int(Exit.USAGE)}]}}
-    # Stopped early with a checkpoint, or evicted: starts again, and does not count.
-    - action: Ignore
-      onExitCodes: {{containerName: train, operator: In, values: [{int(Exit.AGAIN)}]}}
-    - action: Ignore
-      onPodConditions: [{{type: DisruptionTarget, status: "True"}}]
-  template:
-    metadata:
-      annotations: @ANNOTATIONS
-    spec:
-      subdomain: @SUBDOMAIN
-      restartPolicy: Never
-      terminationGracePeriodSeconds: @GRACE
-      automountServiceAccountToken: false
-      enableServiceLinks: false
-      tolerations: @TOLERATIONS
-      securityContext:
-        runAsNonRoot: true
-        runAsUser: @USER
-        runAsGroup: @USER
-        fsGroup: @USER
-        seccompProfile: {{type: RuntimeDefault}}
-      containers:
-      - name: train
-        image: @IMAGE
-        command: [bash, -c, 'exec bash "$(python -m jobkit --prefix)/run.sh" "$@"', run.sh]
-        args: @ARGS
-        env: @ENV
-        resources: @RESOURCES
-        securityContext:
-          allowPrivilegeEscalation: false
-          capabilities: {{drop: [ALL]}}
-        volumeMounts:
-        - {{name: shm, mountPath: /dev/shm}}
-        - {{name: runs, mountPath: {MOUNT}}}
-      volumes:
-      - name: shm
-        emptyDir: {{medium: Memory, sizeLimit: @SHM}}
-      - name: runs
-        persistentVolumeClaim: {{claimName: @CLAIM}}
-"""
-
-
 def object_name(study: str, run_id: str) -> str:
     """A name that every object and pod of the run may have: a DNS label, unique by the run."""
     name = re.sub(r"[^a-z0-9]+", "-", f"{study}-{run_id}".lower()).strip("-")
@@ -184,60 +112,78 @@ def object_name(study: str, run_id: str) -> str:
     return f"r-{name[: MAX_NAME - 11].strip('-')}-{mark}"
 
 
+def read_template(path: str | Path) -> str:
+    """The text of a template, without the lines that are for who edits it. Raises UsageError."""
+    try:
+        lines = read_text(path).splitlines(keepends=True)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", error)
+        raise UsageError(f"--template {path}: cannot be read: {why}") from None
+    return "".join(line for line in lines if not line.lstrip().startswith("##"))
+
+
 def manifest(
-    name: str, run_dir: str, spec: PlannedRun, options: KubernetesOptions, restarts: int
-) -> str:
+    template: str, name: str, run_dir: str, spec: PlannedRun, options: KubernetesOptions,
+    restarts: int,
+) -> str:  # fmt: skip
     """The YAML of one run: a Job, and before it the Service of one with several pods.
 
     name: of its objects. run_dir: its folder, relative to the volume. restarts: of all its pods
-    together, after a failure.
+    together, after a failure. Raises UsageError for a template that cannot be filled in.
     """
     several, folder = spec.nodes > 1, f"{MOUNT}/{run_dir}"
-    labels = {"app.kubernetes.io/name": "jobkit"}
-    labels |= {QUEUE_LABEL: options.queue} if options.queue else {}
+    grace = _GRACE.search(template)
+    if not grace or int(grace[1]) < _MIN_GRACE_S:
+        line = f"terminationGracePeriodSeconds: N, {_MIN_GRACE_S} or more"
+        raise UsageError(f"--template {options.template}: needs the line {line}")
     args = ["--nproc-per-node", str(spec.ranks_per_node)]
     if several:
         args += ["--nnodes", str(spec.nodes), "--node-rank", "$(JOB_COMPLETION_INDEX)"]
         args += ["--master-addr", f"{name}-0.{name}", "--master-port", str(PORT)]
         args += ["--start-timeout", str(_START_S)]
-    args += ["--shutdown-timeout", str(options.grace_s - _LAST_S), "--run-dir", folder]
+    args += ["--shutdown-timeout", str(int(grace[1]) - _LAST_S), "--run-dir", folder]
     # The kubelet expands $(NAME), so that a user's own is written as $$(NAME).
     args += [word.replace("$(", "$$(") for word in run_words(spec, folder)]
-    # The user has no entry in the image's /etc/passwd, and no home. JOBKIT_POD: an end by TERM is
-    # an eviction, and the exit code tells of the checkpoint.
-    env = {"HOME": "/tmp", "USER": "jobkit", "JOBKIT_LOGS": MOUNT}
-    env |= {"JOBKIT_DATA_DIR": f"{MOUNT}/jobkit-data", "JOBKIT_POD": "1"}
-    limits = {"memory": options.pod_memory}
+    limits = pairs(options.resource)
     if options.gpu_resource != "none" and spec.device != "cpu":
-        limits[options.gpu_resource] = str(spec.ranks_per_node)
-    limits |= dict(word.split("=", 1) for word in options.resource)
+        limits = {options.gpu_resource: str(spec.ranks_per_node), **limits}
     values = {
-        "NAME": name,
-        "LABELS": labels,
-        "NODES": spec.nodes,
-        "BACKOFF": restarts * spec.nodes,
-        "ANNOTATIONS": dict(word.split("=", 1) for word in options.annotation) or None,
-        "SUBDOMAIN": name if several else None,
-        "GRACE": options.grace_s,
-        "TOLERATIONS": options.tolerations() or None,
-        "USER": options.user_id,
-        "IMAGE": options.image,
-        "ARGS": args,
-        "ENV": [{"name": key, "value": value} for key, value in env.items()],
-        "RESOURCES": {"requests": {"memory": options.pod_memory}, "limits": limits},
-        "SHM": options.shm_size,
-        "CLAIM": options.volume_claim,
+        "NAME": as_yaml(name),
+        "PORT": str(PORT),
+        "QUEUE": f', "{QUEUE_LABEL}": {as_yaml(options.queue)}' if options.queue else "",
+        "NODES": str(spec.nodes),
+        "BACKOFF": str(restarts * spec.nodes),
+        "ANNOTATIONS": as_yaml(pairs(options.annotation)),
+        "SUBDOMAIN": as_yaml(name if several else ""),
+        "TOLERATIONS": as_yaml(options.tolerations()),
+        "IMAGE": as_yaml(options.image),
+        "ARGS": as_yaml(args),
+        "LIMITS": f", {as_yaml(limits)[1:-1]}" if limits else "",
     }
+    for word in re.findall("@([A-Z]+)", template):
+        if word not in values:
+            known = ", ".join(f"@{name}" for name in values)
+            raise UsageError(f"--template {options.template}: unknown @{word} (known: {known})")
+    if not several:  # nobody looks for its pod
+        parts = template.split("---\n")
+        template = "---\n".join(part for part in parts if "\nkind: Service\n" not in part)
+    unset = tuple(f"@{name}\n" for name, value in values.items() if not value)
+    kept = (line for line in template.splitlines(keepends=True) if not line.endswith(unset))
+    return "".join(re.sub("@([A-Z]+)", lambda match: values[match[1]], line) for line in kept)
 
-    def as_yaml(match: re.Match[str]) -> str:
-        """A value as JSON, which YAML reads, with escapes for all that YAML would not print."""
-        text = json.dumps(values[match[1]], ensure_ascii=False)
-        return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in text)
 
-    lines = ((SERVICE if several else "") + JOB).splitlines(keepends=True)
-    unset = [f"@{name}\n" for name, value in values.items() if value is None]  # they end a line
-    kept = (line for line in lines if not line.endswith(tuple(unset)))
-    return "".join(re.sub("@([A-Z]+)", as_yaml, line) for line in kept)
+def as_yaml(value: Any) -> str:
+    """A value as JSON, which YAML reads, with escapes for all that YAML would not print.
+
+    Nothing where it is empty.
+    """
+    text = json.dumps(value, ensure_ascii=False) if value else ""
+    return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in text)
+
+
+def pairs(words: Sequence[str]) -> dict[str, str]:
+    """What KEY=VALUE of each word says."""
+    return dict(word.split("=", 1) for word in words)
 
 
 def to_kubernetes(
@@ -254,7 +200,7 @@ def to_kubernetes(
     refuse_logs(plan.paths)
     plan = plan.continued()
     restarts = MAX_RESTARTS if request.max_restarts is None else request.max_restarts
-    texts = {}
+    template, texts = read_template(options.template or TEMPLATE), {}
     for run_id, spec in plan.runs.items():
         if spec.nodes > 1 and getattr(spec, "launcher", None) == "once":
             take = "take srun or torchrun, or sizes of one node"
@@ -265,7 +211,7 @@ def to_kubernetes(
             what = "dp drives all GPUs of a node, of which --to kubernetes knows no number"
             raise UsageError(f"{what}: leave it out of --strategies")
         name, on_volume = object_name(plan.study.name, run_id), f"{plan.paths.folder.name}/{run_id}"
-        texts[run_id] = manifest(name, on_volume, spec, options, restarts)
+        texts[run_id] = manifest(template, name, on_volume, spec, options, restarts)
     if dry_run:
         print("---\n".join(texts.values()), end="")
         return Exit.OK

@@ -4,10 +4,17 @@ from typing import Any
 
 import yaml
 
+from jobkit.errors import Exit
 from jobkit.launch.check_k8s import check_k8s as check
 from jobkit.launch.check_k8s import main as check_k8s
 from jobkit.launch.cli import main as run_benchmarks
-from jobkit.launch.kubernetes import KubernetesOptions, manifest, object_name
+from jobkit.launch.kubernetes import (
+    TEMPLATE,
+    KubernetesOptions,
+    manifest,
+    object_name,
+    read_template,
+)
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.study import Study
 from support.place import ROOT
@@ -17,9 +24,14 @@ IMAGE = "registry.example.org/jobkit:1.0"
 SPEC = RunSpec(strategy="ddp", nodes=2, ranks_per_node=4)
 
 
-def made(spec: Any = SPEC, **given: Any) -> list[dict[str, Any]]:
-    options = KubernetesOptions(image=IMAGE, **given)
-    return list(yaml.safe_load_all(manifest("train", "study/run", spec, options, 3)))
+def made(spec: Any = SPEC, options: Any = None, template: str = "") -> str:
+    options = options or KubernetesOptions(image=IMAGE)
+    return manifest(template or read_template(TEMPLATE), "train", "study/run", spec, options, 3)
+
+
+def job_of(text: str) -> dict[str, Any]:
+    """The Job, which is the last document of a manifest."""
+    return list(yaml.safe_load_all(text))[-1]
 
 
 def pod_of(document: dict[str, Any]) -> dict[str, Any]:
@@ -34,19 +46,23 @@ def test_a_run_of_two_pods_is_a_job_and_its_service() -> None:
         toleration=("nvidia.com/gpu", "dedicated=ml:NoSchedule"),
         annotation=("k8s.v1.cni.cncf.io/networks=rail-0, rail=1", "note="),
     )  # fmt: skip
-    assert manifest("train", "study/run", SPEC, options, 3) == GOLDEN.read_text()
+    assert made(options=options) == GOLDEN.read_text()
+    for code in (Exit.USAGE, Exit.AGAIN):
+        assert f"operator: In, values: [{int(code)}]}}\n" in GOLDEN.read_text()
 
 
 def test_one_pod_needs_no_service_and_the_cpu_no_gpu() -> None:
     """And its ranks end before the container is killed; two pods wait longer than restarts do."""
-    (job,) = made(RunSpec(strategy="ddp", ranks_per_node=2, device="cpu"), grace_s=90)
+    short = read_template(TEMPLATE).replace("GracePeriodSeconds: 120", "GracePeriodSeconds: 90")
+    text = made(RunSpec(strategy="ddp", ranks_per_node=2, device="cpu"), template=short)
+    (job,) = yaml.safe_load_all(text)
     (box,) = pod_of(job)["containers"]
     assert "subdomain" not in pod_of(job) and "--nnodes" not in box["args"]
     assert set(box["resources"]["limits"]) == {"memory"}
     assert "tolerations" not in pod_of(job) and not job["spec"]["template"].get("metadata")
     seconds = int(box["args"][box["args"].index("--shutdown-timeout") + 1])
     assert seconds < 90 == pod_of(job)["terminationGracePeriodSeconds"]
-    args = pod_of(made()[1])["containers"][0]["args"]
+    args = pod_of(job_of(made()))["containers"][0]["args"]
     assert int(args[args.index("--start-timeout") + 1]) > 360  # the longest delay of a restart
 
 
@@ -55,7 +71,7 @@ def test_the_words_of_a_command_arrive_whole() -> None:
     odd = ["x=$(HOSTNAME)", 'say "hi" \\ it\'s', "é \U0001f600 \ue000", "", "yes"]
     odd += ["007", "#", "@NAME"]
     (spec,) = Study.of_command(("python", "t.py", *odd), gpus=(1,)).expand().runs.values()
-    args = pod_of(made(spec)[-1])["containers"][0]["args"]
+    args = pod_of(job_of(made(spec)))["containers"][0]["args"]
     assert args[-8:] == ["x=$$(HOSTNAME)", *odd[1:]]
 
 
@@ -73,7 +89,10 @@ TO = ["--to", "kubernetes", "--image", IMAGE]
 
 def test_a_study_is_written_as_the_dry_run_shows_it(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path))
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(TEMPLATE.read_text().replace('"jobkit-runs"', "of-the-group"))
     words = [*TO, "--gpus", "1", "2x2", "--name", "k", "--toleration", "gpu", "spot"]
+    words += ["--template", str(mine)]
     assert run_benchmarks([*words, "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert not (tmp_path / "k").exists()
@@ -84,14 +103,22 @@ def test_a_study_is_written_as_the_dry_run_shows_it(tmp_path, monkeypatch, capsy
     jobs = [document for document in yaml.safe_load_all(shown) if document["kind"] == "Job"]
     assert len(jobs) == len(files)
     assert all([t["key"] for t in pod_of(job)["tolerations"]] == ["gpu", "spot"] for job in jobs)
+    assert shown.count("claimName: of-the-group") == len(jobs) and "##" not in shown
     assert check_k8s([str(f) for f in files]) == 0
 
 
-def test_what_does_not_fit_is_one_line(capsys) -> None:
+def test_what_does_not_fit_is_one_line(tmp_path, capsys) -> None:
+    wrong = {"grace.yaml": ("Seconds: 120", "Seconds: 5"), "name.yaml": ("@NODES", "@PODS")}
+    for name, change in wrong.items():
+        (tmp_path / name).write_text(TEMPLATE.read_text().replace(*change))
+    template = [*TO, "--template"]
     for words, text in [
         (["--image", IMAGE], "is for --to kubernetes"),
+        ([*template, str(tmp_path / "none.yaml")], "No such file"),
+        ([*template, str(tmp_path / "grace.yaml")], "terminationGracePeriodSeconds: N, 30 or more"),
+        ([*template, str(tmp_path / "name.yaml")], "unknown @PODS (known: @NAME, "),
+        ([*TO, "--resource", "memory=9Gi"], "it stands in hpc/kubernetes.yaml"),
         (["--to", "kubernetes"], "needs --image"),
-        ([*TO, "--grace-s", "5"], "grace_s"),
         ([*TO, "--resource", "rdma/hca"], "--resource 'rdma/hca': must be as KEY=VALUE"),
         ([*TO, "--site", "local"], "--site"),
         ([*TO, "--strategies", "dp", "--gpus", "1"], "dp drives"),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from jobkit.launch.kubernetes import KubernetesOptions, manifest
+from jobkit.launch.kubernetes import TEMPLATE, KubernetesOptions, manifest, read_template
 from jobkit.spec.study import Study
 from support.place import ROOT, until
 
@@ -110,7 +110,8 @@ def test_how_the_pods_of_a_job_end(machines: Machines, how: str, code: int) -> N
     text = AGREES if how == "evicted" else CRASHES
     study = Study.of_command(("bash", "-c", text), gpus=("2x2",), name="pods")
     (spec,) = study.expand().runs.values()
-    document = manifest("pods", "run", spec, KubernetesOptions(image="i"), 3)
+    options = KubernetesOptions(image="i")
+    document = manifest(read_template(TEMPLATE), "pods", "run", spec, options, 3)
     (box,) = list(yaml.safe_load_all(document))[-1]["spec"]["template"]["spec"]["containers"]
     top = str(machines.folder)
     env = {v["name"]: v["value"].replace("/runs", top) for v in box["env"] if v["name"] != "HOME"}
