@@ -42,8 +42,6 @@ def find_named(what: str, source: str | Path, folder: Path, also: tuple[str, ...
         return path if is_path else named
     known = [*also, *sorted(p.stem for p in folder.glob("*.toml"))]
     hint = nearest(str(source), known)
-    if not is_path and path.is_file():
-        hint = f"; is it the file ./{source}?"
     raise UsageError(f"no {what} '{source}'{hint} (a TOML file, or one of: {', '.join(known)})")
 
 

@@ -164,13 +164,8 @@ def test_another_python_finds_jobkit_alone(away: Away) -> None:
     assert done.stderr.strip().endswith("No module named 'submitit'")
 
 
-def test_files_of_the_users_own_are_found(away: Away) -> None:
-    (away.folder / "my.toml").write_text('container = "edf"\nimage = "own.toml"\n')
-    (away.folder / "own.toml").write_text('image = "a/b:c"\n')
-    done = away.program(sys.executable, "-m", "jobkit.launch.site", "my.toml")
-    assert f"--environment={away.folder}/own.toml" in done.stdout, done.stderr
+def test_files_of_the_kit_are_found(away: Away) -> None:
     done = away.program(sys.executable, "-m", "jobkit.launch.site", "alps")
-    assert f"--environment={away.folder}/" not in done.stdout
     assert f"--environment={away.prefix}/edf.toml" in done.stdout
 
 

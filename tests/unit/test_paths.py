@@ -30,9 +30,6 @@ def test_a_bare_name_is_no_file_of_the_current_folder(tmp_path, monkeypatch) -> 
     for name, hint in (("alp", "did you mean 'alps'"), ("hpc", "one of: local, alps")):
         with pytest.raises(UsageError, match=hint):
             paths.find_named("site", name, known.parent, ("local",))
-    theirs.rename(tmp_path / "mine")
-    with pytest.raises(UsageError, match=r"is it the file \./mine\?"):
-        paths.find_named("site", "mine", known.parent)
 
 
 def test_attempts_are_found_by_folder_or_metrics(tmp_path: Path) -> None:

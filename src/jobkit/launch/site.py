@@ -20,11 +20,11 @@ from pathlib import Path
 from jobkit.errors import Exit, Parser, UsageError, command
 from jobkit.files import read_toml
 from jobkit.gpus import VENDORS
-from jobkit.paths import INSTALLED, REPOSITORY, check_name, find_named, short_path
+from jobkit.paths import REPOSITORY, check_name, find_named, short_path
 from jobkit.spec.settings import check_fields, setting
 
 SITES = REPOSITORY / "hpc" / "sites"
-GPU_REQUESTS = ("gpus-per-node", "gres", "gpus-per-task", "none")
+GPU_REQUESTS = ("gpus-per-node", "gres", "none")
 CONTAINERS = ("none", "edf", "pyxis", "apptainer")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
@@ -35,7 +35,6 @@ class Site:
     """The settings of one cluster. Raises UsageError, naming the key, for an invalid value."""
 
     name: str
-    description: str = ""
     clusters: tuple[str, ...] = ()  # ClusterName of its Slurm
     partition: str | None = None
     account: str | None = None
@@ -106,7 +105,9 @@ class Site:
             lines.append(f"JOBKIT_PYTHON={shlex.quote(python)}")
         srun, inside = [], []  # options of srun; what comes before python within each task
         if self.container == "edf":
-            srun = [f"--environment={self._edf()}"]
+            image = str(self.image)  # a file, or a name that the container engine looks up
+            is_file = "/" in image or image.endswith(".toml")
+            srun = [f"--environment={(REPOSITORY / image).resolve() if is_file else image}"]
         elif self.container == "pyxis":
             srun = [f"--container-image={self.image}"]
             srun += [f"--container-mounts={','.join(self.mounts)}"] if self.mounts else []
@@ -117,16 +118,6 @@ class Site:
         lines.append(f"srun_options=({shlex.join(srun)})")
         lines.append(f"inside=({shlex.join(inside)})")
         return "\n".join(lines) + "\n"
-
-    def _edf(self) -> str:
-        """An absolute path for a file; a bare name is looked up by the container engine."""
-        assert self.image
-        is_file = "/" in self.image or self.image.endswith(".toml")
-        if not is_file:
-            return self.image
-        # Who has installed jobkit has files of their own in the current folder.
-        here = INSTALLED and Path(self.image).is_file()
-        return str((Path.cwd() if here else REPOSITORY).joinpath(self.image).resolve())
 
 
 def known_sites() -> list[str]:

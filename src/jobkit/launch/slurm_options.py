@@ -131,8 +131,6 @@ def sbatch_options(shape: Shape, site: Site, overrides: Options, name: str) -> O
     if site.gpus_per_node and site.gpu_request != "none" and not GPU_OPTIONS & overrides.keys():
         # One GPU per rank, or for dp all GPUs of the node.
         gpus = site.gpus_per_node if shape.whole_node else shape.ranks_per_node
-        if site.gpu_request == "gpus-per-task":
-            gpus = max(1, gpus // shape.ranks_per_node)
         words = [*(["gpu"] if site.gpu_request == "gres" else []), site.gpu_type, str(gpus)]
         options[site.gpu_request] = ":".join(filter(None, words))
     options |= verbatim(site.sbatch)

@@ -81,7 +81,6 @@ def test_times_of_slurm() -> None:
         ("", "", "", ""),
         ("gpus_per_node = 4\ngpu_type = 'a100'", "gpus-per-node", "a100:2", "a100:4"),
         ("gpus_per_node = 4\ngpu_request = 'gres'", "gres", "gpu:2", "gpu:4"),
-        ("gpus_per_node = 4\ngpu_request = 'gpus-per-task'", "gpus-per-task", "1", "4"),
         ("gpus_per_node = 4\ngpu_request = 'none'", "", "", ""),
     ],
 )
