@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from jobkit.analysis.cli import collect_main
-from jobkit.errors import UsageError
 from jobkit.files import append_to, read_regular
 from jobkit.launch import local
 from jobkit.launch.command import LaunchRequest
@@ -21,7 +20,7 @@ from jobkit.outcome.logs import read_tail
 from jobkit.paths import RunPaths, read_json
 from jobkit.spec.study import Plan, read_toml
 from support.fake_study import FakeRun, make_plan, whole_run
-from support.hostile import in_child, snapshot
+from support.hostile import in_child
 from support.place import ROOT
 
 PRECIOUS = "password = hunter2\n"
@@ -121,25 +120,6 @@ def run_sh(*words, **env: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(["bash", str(ROOT / "run.sh"), *map(str, words)], timeout=400, **how)
 
 
-def test_run_sh_claims_no_attempt_through_a_link(tmp_path: Path, outside: Path) -> None:
-    soft_link(tmp_path / "run" / "attempts", outside)
-    before = snapshot(outside)
-    done = run_sh("--run-dir", tmp_path / "run", "--", "true")
-    assert done.returncode == 2 and "attempts is a link" in done.stderr
-    assert snapshot(outside) == before
-
-
-def test_run_sh_in_a_job_replaces_a_link_where_it_notes_its_first_attempt(tmp_path, outside):
-    first = tmp_path / "run" / "attempts" / "first"
-    soft_link(first, outside / "precious")
-    (tmp_path / "srun").symlink_to("/bin/true")
-    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    done = run_sh("--run-dir", tmp_path / "run", "--", "true", SLURM_JOB_ID="7", PATH=path)
-    assert done.returncode == 0, done.stderr
-    assert (outside / "precious").read_text() == PRECIOUS
-    assert first.read_text() == "7 0\n" and not first.is_symlink()
-
-
 def test_run_sh_begins_nothing_where_everybody_may_exchange_its_folder(tmp_path: Path) -> None:
     (tmp_path / "single").mkdir()
     (tmp_path / "single").chmod(0o777)
@@ -156,17 +136,6 @@ def test_run_sh_evaluates_nothing_that_a_file_says(tmp_path: Path) -> None:
     done = run_sh(*own, "--", "bash", "-c", write, text)
     assert done.returncode == 1 and not (tmp_path / "pwned").exists()
     assert (read_json(RunPaths(tmp_path / "run").outcome(0)) or {})["exit_code"] == 1
-
-
-def test_figures_are_not_drawn_into_a_folder_of_elsewhere(plan: Plan, outside: Path) -> None:
-    from jobkit.analysis.collect.results import collect
-    from jobkit.analysis.figures.draw import draw
-
-    soft_link(plan.paths.figures, outside)
-    before = snapshot(outside)
-    with pytest.raises(UsageError, match="is a link"):
-        draw(collect("s"))
-    assert snapshot(outside) == before
 
 
 @pytest.mark.parametrize("name", ["train.log", "metrics/0.jsonl", ".", "slurm.log"])

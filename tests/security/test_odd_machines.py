@@ -29,7 +29,6 @@ from jobkit.processes import process_start
 from jobkit.spec.study import Plan, Study
 from support.fake_study import FakeRun, make_plan, whole_study
 from support.hostile import in_child
-from support.place import ROOT
 
 HOUR, PYTHON = 3600.0, sys.executable
 NOBODY = 54321  # a user without a name
@@ -63,15 +62,6 @@ def test_a_run_is_of_the_launcher_whose_key_it_has_whatever_the_clock(jump, key,
     assert state.status == status
     at = progress(plan.paths.run(run_id), plan.runs[run_id], replace(state, status="running"))
     assert at.elapsed_s is not None and at.elapsed_s >= 0
-
-
-def test_cron_gives_no_environment_and_python_may_be_strict() -> None:
-    plan = whole_study("s", strategies=("ddp",), gpus=(1,))
-    environ = {"JOBKIT_LOGS": os.environ["JOBKIT_LOGS"]}
-    strict = [PYTHON, "-O", "-X", "dev", "-W", "error"]
-    done = run(*strict, str(ROOT / "collect_results.py"), "s", env=environ)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert plan.paths.results.exists()
 
 
 @pytest.fixture
@@ -134,22 +124,3 @@ def test_a_path_that_cannot_be_used_is_refused(tmp_path, monkeypatch, name, site
     with pytest.raises(UsageError, match="its path has"):
         prepare(plan, LaunchRequest(site=site))
     assert not (tmp_path / name).exists()
-
-
-def test_a_study_runs_from_a_checkout_and_to_logs_of_any_name(tmp_path: Path) -> None:
-    """With a program that needs no torch; what run.sh and the launcher do is the same."""
-    place = tmp_path / 'it\'s 100% "ü" $(id) \u2603'
-    place.mkdir()
-    for name in ("src", "hpc"):
-        shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("run.sh", "run_benchmarks.py"):
-        shutil.copy(ROOT / name, place / name)
-    environ = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "JOBKIT_LOGS")}
-    words = ["--site=local", "--gpus=1", "--repeats=1", "--name=s", "--launcher=once", "--"]
-    # Ranks of one machine meet on an address that no other machine reaches.
-    words += ["bash", "-c", '[ "$GLOO_SOCKET_IFNAME" = lo ]']
-    environ["JOBKIT_PYTHON"] = PYTHON
-    done = run(PYTHON, "run_benchmarks.py", *words, cwd=place, env=environ)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (place / "logs/s/plan.json").exists()
-    assert [p.name for p in tmp_path.iterdir()] in ([place.name], ["logs"])

@@ -7,8 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from jobkit.paths import RunPaths, StudyPaths
-from jobkit.payload.report import Reporter
+from jobkit.paths import StudyPaths
 from support.place import ROOT, until
 
 STUDY = "run_benchmarks.py --site local --gpus 1 --repeats 1 --name s -- sleep 1"  # not a training
@@ -17,22 +16,6 @@ STUDY = "run_benchmarks.py --site local --gpus 1 --repeats 1 --name s -- sleep 1
 def shell(line: str, **environ: str) -> "subprocess.CompletedProcess[str]":
     how = {"env": {**os.environ, **environ}, "capture_output": True, "text": True}
     return subprocess.run(["bash", "-c", line], timeout=800, **how)
-
-
-def test_an_encoding_without_the_letters_ends_nothing(tmp_path: Path) -> None:
-    line = f"{sys.executable} -m jobkit status nosuch"
-    done = shell(line, JOBKIT_LOGS=str(tmp_path / "dänisch \u2603"), PYTHONIOENCODING="ascii")
-    assert done.returncode == 2 and done.stderr.isascii()
-    assert done.stderr.startswith("jobkit: error: no study") and done.stderr.count("\n") == 1
-
-
-def test_a_line_of_a_rank_log_ends_nothing(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path / "run")
-    report = Reporter(paths, 0, 1)
-    report.log("a path: \udcff")
-    report.close()
-    report.log("too late")
-    assert "a path: \\udcff\n" in paths.rank_log(0, 1).read_text()
 
 
 def test_a_study_goes_on_when_its_output_is_lost() -> None:

@@ -33,7 +33,8 @@ JOB = {"SLURM_JOB_ID": "17", "SLURM_NTASKS": "2", "SLURM_JOB_NUM_NODES": "1"}
 
 class Kit:
     def __init__(self, folder: Path) -> None:
-        self.folder, self.run_dir, self.notes = folder, folder / "my run's", folder / "notes"
+        self.folder, self.notes = folder, folder / "notes"
+        self.run_dir = folder / "my $(id) 100% run's"
         self.tool("srun", SRUN)
         self.tool("scontrol", '#!/bin/sh\necho "$@" >> "$NOTES"\n')
 

@@ -48,7 +48,7 @@ def test_the_command_arrives_whole_on_every_rank(run: Kit, place: str) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[1:] == [ascii(ODD)] * 2
     assert run.outcome() == {
-        "exit_code": 0, "status": "ok", "reason": "", "run_id": "my run's", "attempt": 0,
+        "exit_code": 0, "status": "ok", "reason": "", "run_id": run.run_dir.name, "attempt": 0,
     }  # fmt: skip
     spec = json.loads((run.run_dir / "spec.json").read_text())["spec"]
     assert spec["command"] == [sys.executable, "-c", show, *ODD]
@@ -86,7 +86,7 @@ def test_what_a_program_is_told_of_its_run(run: Kit, place: str) -> None:
     names += ["PYTHONSAFEPATH"]
     said = ["--unit", "kilo tokens", "--work-per-step", "1e3", "--warmup-steps", "7", "--why", "3"]
     env = {**PLACES[place], "JOBKIT_UNIT": "stale", "PYTHONPATH": "/of the user:/b"}
-    ids = [str(run.run_dir), "my run's", run.folder.name]
+    ids = [str(run.run_dir), run.run_dir.name, run.folder.name]
     told = [*ids, "0", "1", "kilo tokens", "1e3", "7", "3", None]
     assert shown(run, *said, *names, **env)[0] == told
     bare = [*ids, "1", None, None, None, "5", "5", None]
