@@ -16,7 +16,7 @@ from jobkit.spec.study import Plan
 from support.fake_study import make_plan
 from support.place import script, until
 
-WORDS = ("--state=RUNNING", "17 18", "-u", "17_x", "17_[0-9]", "", "\u0661", "17\n")
+WORDS = ("--state=RUNNING", "17 18", "17_[0-9]", "\u0661", "17\n")
 SLURM = """#!/bin/sh
 echo "${{0##*/}} $*" >>{calls}
 case "${{0##*/}}" in
