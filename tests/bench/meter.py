@@ -106,7 +106,7 @@ def hooked(on: bool) -> tuple[list[float], list[float]]:
     """
     with tempfile.TemporaryDirectory() as folder:
         env = {"JOBKIT_AUTO": "1", "JOBKIT_RUN_DIR": f"{folder}/run", "PYTHONPATH": str(AUTO)}
-        env["JOBKIT_WARMUP_STEPS"] = str(SKIP)
+        env |= {"JOBKIT_WARMUP_STEPS": str(SKIP), "JOBKIT_WHY": "0"}  # profiled ones are no steps
         own = [float(x) for x in python(SCRIPT, **(env if on else {})).stderr.split()[-3:]]
         if not on:
             return own, []

@@ -21,6 +21,7 @@ from jobkit.launch.cli import main as launch
 from jobkit.launch.local import busy
 from jobkit.launch.site import Site
 from jobkit.launch.status import main as status
+from jobkit.program.lines import encode
 from jobkit.spec.study import Plan
 from support.fake_study import make_plan, whole_run
 from support.hostile import SECRET, in_child, plain, snapshot
@@ -37,7 +38,7 @@ KEYS = "run_id study name spec runs notes settings sweep strategies gpus repeats
 KEYS += "host job_id run_ids started ended submitted exit_code child first_attempt status reason "
 KEYS += "strategy shared launcher command"
 FILES = [b"", b"\xff\xfe" * 99, b"[" * 100_000, b"\n" * 3_000_000, b"null", b"{}", b"1" * 9999]
-FILES += [b"[METRIC] " + json.dumps({"epoch": value}).encode() + b"\n" for value in NUMBERS]
+FILES += [f"[METRIC] epoch={value}\n".encode() for value in NUMBERS]
 LINKS = ("/dev/zero", "OUTSIDE/precious", "OUTSIDE", "OUTSIDE/new", ".")
 
 
@@ -59,10 +60,11 @@ def change(plan: Plan, outside: Path, rng: random.Random) -> None:
     elif way == "mode" and path.exists():
         path.chmod(rng.choice((0o777, 0o000, 0o4755)))
     elif way == "record" and path.is_file():
-        record = {"kind": rng.choice(["epoch", "run_start", "run_end", "message"])}
+        record = {"v": 1, "run_id": next(iter(plan.runs)), "attempt": 0, "seq": rng.randrange(99)}
+        record |= {"kind": rng.choice(["epoch", "run_start", "run_end", "message"])}
         record |= {k: rng.choice(VALUES) for k in ("epoch", "val_loss", "t", "text", "spec")}
         with path.open("a") as file:
-            file.write(f"[METRIC] {json.dumps(record)}\n")
+            file.write(f"{'[METRIC] ' * (path.suffix == '.log')}{encode(record)}\n")
     elif way in ("file", "link"):
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(True)
         path.parent.mkdir(parents=True, exist_ok=True)

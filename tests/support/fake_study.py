@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jobkit.metric.kinds import MetricWriter
 from jobkit.paths import RunPaths, logs_root
+from jobkit.program.lines import Writer
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.study import Plan, Study
 
@@ -90,7 +90,7 @@ class FakeRun:
         self._epoch = epoch
         (self.paths.attempts / str(attempt)).mkdir(parents=True)
         self._log = io.StringIO()
-        self.writer = MetricWriter(
+        self.writer = Writer(
             study=study.name,
             run_id=run_id,
             attempt=attempt,
@@ -205,7 +205,7 @@ def leave_whys(run: FakeRun, records: Sequence[dict[str, Any]]) -> None:
     for rank, fields in enumerate(records):
         path = run.paths.metrics_of_rank(run.attempt, rank, "w")
         name = {"study": run.paths.folder.parent.name, "run_id": run.paths.folder.name}
-        writer = MetricWriter(**name, attempt=run.attempt, rank=rank, path=path, log=None)
+        writer = Writer(**name, attempt=run.attempt, rank=rank, path=path, log=None)
         writer.write("why", **fields)
         writer.close()
 

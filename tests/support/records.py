@@ -3,18 +3,24 @@
 import csv
 from pathlib import Path
 
-from jobkit.metric.kinds import Record
+import pytest
+
+from jobkit.metric.kinds import COMMON, KINDS, Record
 from jobkit.metric.reader import read_file
 
 
 def records_of(path: Path, kind: str = "") -> list[Record]:
-    """The records of a file, if it is there, all or of a kind; every line of it must be one."""
+    """The records of a file, if it is there, all or of a kind.
+
+    Every line of it must be one, with no field that KINDS has not.
+    """
     if not path.exists():
         return []
     with path.open("rb") as file:
-        found = list(read_file(file))
-    assert all(isinstance(record, dict) for record in found), found
-    return [r for r in found if isinstance(r, dict) and kind in ("", r["kind"])]
+        records = [r for r in read_file(file) if isinstance(r, dict) or pytest.fail(r)]
+    for record in records:
+        assert record.keys() <= {*COMMON, *KINDS[record["kind"]]}
+    return [r for r in records if kind in ("", r["kind"])]
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:

@@ -19,7 +19,6 @@ import pytest
 
 from generated_docs import PAGES, ROOT, TABLES, with_tables
 from jobkit.__main__ import COMMANDS
-from jobkit.analysis.collect.results import collect
 from jobkit.analysis.tables import columns
 from jobkit.errors import Exit
 from jobkit.launch import start
@@ -321,19 +320,3 @@ def test_files_in_the_documents_are_what_their_text_says(tmp_path: Path) -> None
     for node in imports:
         module = importlib.import_module(node.module or "")
         assert all(hasattr(module, alias.name) for alias in node.names), node.module
-
-
-def test_lines_of_another_program_become_a_whole_row(tmp_path, monkeypatch) -> None:
-    """The example of the specification, at one size and at two."""
-    page = TEXTS[ROOT / "docs" / "metric-line.md"]
-    (log,) = re.findall(r"<!-- example: foreign -->\n```text\n(.*?)```", page, re.DOTALL)
-    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path))
-    one = log.replace('"ranks_per_node": 2', '"ranks_per_node": 1')
-    one = one.replace('"world_size": 2', '"world_size": 1').replace("=16", "=8")
-    for name, text in (("a", one), ("b", log)):
-        (tmp_path / "mine" / name).mkdir(parents=True)
-        (tmp_path / "mine" / name / "train.log").write_text(text)
-    results = collect("mine")
-    assert results.runs["status"].tolist() == ["ok", "ok"]
-    assert results.scaling["world_size"].tolist() == [1, 2]
-    assert results.scaling["speed_up"].tolist() == pytest.approx([1, 1683.1 / 883.1])

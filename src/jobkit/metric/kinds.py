@@ -1,20 +1,15 @@
-"""The [METRIC] line: record kinds, fields, units and the writer. jobkit.metric.reader reads it.
+"""The [METRIC] line: record kinds, fields and units.
+
+jobkit.program.lines has the writer, jobkit.metric.reader the reader.
 
 A record is `[METRIC] ` and one JSON object on one line. Its last field, crc, is the CRC-32 of the
 object without it, so that a truncated line is never read as a measurement.
 Other programs may print `[METRIC] key=value key=value` instead.
 """
 
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from jobkit.files import append_to
-
-# The meter must be one file without the rest of jobkit: so the encoder is there.
-from jobkit.program.lines import MAX_LINE_BYTES, TAG, Record, Writer, encode, finite
-
-__all__ = ["COMMON", "KINDS", "MAX_LINE_BYTES", "TAG", "MetricWriter", "Record", "encode"]
-__all__ += ["finite"]
+Record = dict[str, Any]
 
 # Every record has these: seq counts from 0 in each attempt, t is Unix time in seconds.
 COMMON = ("v", "kind", "study", "run_id", "attempt", "rank", "seq", "t")
@@ -154,18 +149,3 @@ KINDS: dict[str, dict[str, str]] = {
         "val_accuracy": "final validation accuracy",
     },
 }
-
-
-class MetricWriter(Writer):
-    """Writes the records of one attempt: to its metrics file, and a copy to the log."""
-
-    def opened(self, path: Path) -> BinaryIO:
-        """The file of the records, which is neither a link nor has a second name."""
-        return append_to(path)
-
-    def write(self, kind: str, **fields: Any) -> None:
-        """Write one record of a kind in KINDS."""
-        assert kind in KINDS, kind
-        unknown = ", ".join(fields.keys() - KINDS[kind].keys())
-        assert not unknown, f"{unknown}: not a field of {kind}; add it to KINDS in metric/kinds.py"
-        super().write(kind, **fields)

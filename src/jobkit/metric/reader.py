@@ -3,22 +3,21 @@
     for found in scan(stream):        a log, with the tag anywhere in its lines
     for found in read_file(stream):   a metrics file: one record a line, without the tag
 
-Both yield records and Rejected places in order, in memory that does not grow with the file. A
-record of ours ends with its CRC-32: a torn or mixed line is rejected, never read as a measurement.
-Another program's line is a JSON object, or key=value pairs and nothing else.
+Both yield records, or the reason why a line is none, in memory that does not grow with the file.
+A record of ours ends with its CRC-32: a torn or mixed line is rejected, never read as a
+measurement. Another program's line is key=value pairs and nothing else.
 """
 
 import json
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from jobkit.metric.kinds import TAG, Record, finite
+from jobkit.metric.kinds import Record
+from jobkit.program.lines import TAG, finite
 
 _TAG = TAG.encode()
-_MAX_INT = 1 << 63
 _MAX_LINE = 1 << 20  # bytes of a line that are looked at together
 _CRC = re.compile(rb',"crc":"([0-9a-f]{8})"\}')
 _COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
@@ -28,18 +27,8 @@ _CUT_NUMBER = re.compile(r"[+-]?[0-9]*\.|[+-]?[0-9.]+[eE][+-]?")
 # A number that lost its end to another pair or to a rank's label. Letters alone may be its unit.
 _RUNS_ON = re.compile(r"[+-]?[0-9][0-9.]*(?:\[|[A-Za-z_][\w.]*=)")
 _NO_NUMBER = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
-_DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 _IDENTITY = {"kind": str, "run_id": str, "attempt": int, "seq": int}
 Loads = Callable[[bytes], Any]
-
-
-@dataclass(frozen=True)
-class Rejected:
-    """A tagged place without a complete record: its offset, length, and the reason."""
-
-    offset: int
-    length: int
-    reason: str
 
 
 def scan(
@@ -48,58 +37,33 @@ def scan(
     seen: set[bytes] | None = None,
     loads: Loads = json.loads,
     start: re.Pattern[bytes] | None = None,
-) -> Iterator[Record | Rejected]:
-    """Yield every record in a log, and every tagged place without one, in order.
+) -> Iterator[Record | str]:
+    """Yield every record in a log, and for every tagged place without one the reason, in order.
 
     seen: the writer's lines that were read before; they are skipped, and those read here are added.
     loads: decodes one JSON object of our writer. start: finds the line at the start of an attempt,
     and in its first group the number: another program's records get it.
     """
-    offset = 0
     attempt: int | None = None
-    for line in _lines(stream):
+    while line := stream.readline(_MAX_LINE):
         before, *parts = line.split(_TAG)
-        offset += len(before)
         if start and (mark := start.search(before)):
             attempt = int(mark[1])
         for part in parts:
             record = _read(part, seen, loads) if part.strip() else "nothing behind the tag"
-            if isinstance(record, str):
-                yield Rejected(offset, len(_TAG) + len(part), record)
-            elif record:
-                foreign = attempt is not None and "v" not in record
-                yield {**record, "attempt": attempt} if foreign else record
-            offset += len(_TAG) + len(part)
+            if isinstance(record, dict) and "v" not in record and attempt is not None:
+                record = {**record, "attempt": attempt}
+            if record is not None:
+                yield record
 
 
 def read_file(
     stream: BinaryIO, *, seen: set[bytes] | None = None, loads: Loads = json.loads
-) -> Iterator[Record | Rejected]:
-    """Yield the records of a metrics file; seen and loads are those of scan."""
-    offset = 0
+) -> Iterator[Record | str]:
+    """Yield the records of a metrics file, or the reason why a line is none; as scan does."""
     while line := stream.readline(_MAX_LINE):
-        record = _read(line, seen, loads) if line.strip() else None
-        if isinstance(record, str):
-            yield Rejected(offset, len(line), record)
-        elif record:
+        if line.strip() and (record := _read(line, seen, loads)) is not None:
             yield record
-        offset += len(line)
-
-
-def _lines(stream: BinaryIO) -> Iterator[bytes]:
-    """The lines of a log. Of a very long one the pieces, divided where no record is."""
-    rest = b""
-    while piece := stream.readline(_MAX_LINE):
-        line, rest = rest + piece, b""
-        if len(piece) == _MAX_LINE and not piece.endswith(b"\n"):
-            last = line.rfind(_TAG)
-            if last < 0:
-                last = len(line) - len(_TAG) + 1  # the tag itself may be divided
-            if len(line) - last < _MAX_LINE:
-                line, rest = line[:last], line[last:]
-        yield line
-    if rest:
-        yield rest
 
 
 def _read(part: bytes, seen: set[bytes] | None, loads: Loads) -> Record | str | None:
@@ -112,37 +76,20 @@ def _read(part: bytes, seen: set[bytes] | None, loads: Loads) -> Record | str | 
     crc = _CRC.search(text)
     if crc is None:
         if text.startswith(b"{"):
-            return _object(text)
+            return "JSON without its checksum: cut, or of another program, which prints key=value"
         return _pairs(text, part[-1:].isspace())
     if zlib.crc32(b"}", zlib.crc32(text[: crc.start()])) != int(crc[1], 16):
         return "bad checksum"
     try:
-        try:
-            record = loads(text[: crc.end()])
-        except ValueError:
-            record = json.loads(text[: crc.end()])  # half a surrogate pair, which orjson refuses
+        record = loads(text[: crc.end()])
     except (ValueError, RecursionError):
-        return "truncated or not JSON"
+        return "not JSON"
     del record["crc"]
     if "v" not in record or any(type(record.get(k)) is not t for k, t in _IDENTITY.items()):
         return "a common field is missing"
     if seen is not None:
         seen.add(text)
     return record
-
-
-def _object(text: bytes) -> Record | str:
-    """Another program's JSON object; any text may follow it."""
-    try:
-        line = text.decode()
-        record, end = _DECODER.raw_decode(line)
-    except (ValueError, RecursionError):
-        return "truncated or not JSON"
-    if "v" in record or "crc" in record or record.keys() >= {"run_id", "attempt", "seq"}:
-        return "checksum missing"
-    if line[end : end + 1] in (*',:]}"',):
-        return "the inside of a truncated record"
-    return _foreign(record) or "empty object"
 
 
 def _pairs(text: bytes, complete: bool) -> Record | str:
@@ -156,7 +103,7 @@ def _pairs(text: bytes, complete: bool) -> Record | str:
     line = own.decode("utf-8", "replace").strip()
     pairs = [(key, word.rstrip(",;") or word) for key, word in _PAIR.findall(line)]
     if not pairs:
-        return "no JSON object and no key=value"
+        return "no key=value"
     if not complete or bar:
         return "truncated at the end"
     if "\ufffd" in line or _PAIR.sub("", line).strip():
@@ -165,35 +112,25 @@ def _pairs(text: bytes, complete: bool) -> Record | str:
         return "a name twice: two lines in one"
     if any(_CUT_NUMBER.fullmatch(word) or _RUNS_ON.match(word) for _, word in pairs):
         return "a number that may have lost its end"
-    return _foreign({key: _value(word) for key, word in pairs})
+    record = {key: _value(word) for key, word in pairs}
+    if "v" in record:
+        return "v is the version of jobkit's own records: another name is needed"
+    if "epoch" in record:
+        epoch = str(record["epoch"]).removesuffix(".0")
+        if not re.fullmatch(r"[0-9]{1,18}", epoch):
+            return f"epoch {epoch[:20]!r} is no whole number from 0 on"
+        record["epoch"] = int(epoch)
+    return record
 
 
 def _value(word: str) -> Any:
-    """A word of a key=value line as a number where it is one; NaN and infinity are None."""
+    """A word of a key=value line as a number where it is one; None for what is not finite."""
     if _NUMBER.fullmatch(word):
         whole = word.lstrip("+-").isdigit() and len(word) < 19  # longer ones may not be of 64 bits
-        return int(word) if whole else float(word)
+        return int(word) if whole else finite(float(word))
     if _NO_NUMBER.fullmatch(word):
         return None
     return word[1:-1] if word[:1] == '"' else word
-
-
-def _foreign(record: Record) -> Record | str:
-    """A record of another program, with its epoch as a whole number; the reason if that is none.
-
-    A number that is not finite or that 64 bits do not hold is None.
-    """
-    record = {
-        key: None if type(value) is int and abs(value) >= _MAX_INT else value
-        for key, value in finite(record).items()
-    }
-    if "epoch" not in record:
-        return record
-    epoch = record["epoch"]
-    text = str(epoch).removesuffix(".0")
-    if not re.fullmatch(r"[0-9]{1,18}", text):
-        return f"epoch {str(epoch)[:20]!r} is no whole number from 0 on"
-    return {**record, "epoch": int(text)}
 
 
 def unique(records: Sequence[Record]) -> list[Record]:

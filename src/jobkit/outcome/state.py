@@ -23,7 +23,6 @@ from jobkit.errors import Exit
 from jobkit.files import file_names, is_regular
 from jobkit.metric import reader
 from jobkit.metric.kinds import Record
-from jobkit.metric.reader import Rejected
 from jobkit.outcome import evidence
 from jobkit.outcome.evidence import Sign, clean, find_sign, of_newest, with_hint
 from jobkit.outcome.logs import Tail, open_log, read_tail
@@ -190,7 +189,7 @@ def _ending(paths: RunPaths, attempt: int | None, tail: Tail | None, alive: bool
     )
 
 
-def _run_end(attempt: int | None, records: Iterable[Record | Rejected]) -> Record | None:
+def _run_end(attempt: int | None, records: Iterable[Record | str]) -> Record | None:
     """The first run_end record of an attempt; that of a foreign script carries none."""
     ends = (r for r in records if isinstance(r, dict) and r.get("kind") == "run_end")
     known = (r for r in ends if r.get("status") in ENDINGS and r.get("attempt") == attempt)

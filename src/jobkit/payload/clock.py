@@ -5,9 +5,9 @@ import time
 from functools import partial
 from typing import Any
 
-from jobkit.metric.kinds import MetricWriter
 from jobkit.payload.place import RankEnv
 from jobkit.payload.report import Reporter
+from jobkit.program.lines import Writer
 from jobkit.program.machine import watch
 from jobkit.program.process import synchronised_s
 from jobkit.program.why import Why
@@ -28,7 +28,7 @@ class StepWindows(Meter):
         super().__init__("images", "training", None, environment={})
         self._place, self._gpus = {**os.environ, "LOCAL_RANK": str(place.local_rank)}, gpus
         self._report, self.rank, self._world = report, place.rank, place.world_size
-        self._own: MetricWriter | None = None
+        self._own: Writer | None = None
         self.on = False
 
     def start(self, warmup: int, why: int) -> None:
@@ -47,7 +47,7 @@ class StepWindows(Meter):
             "path": None,
             "log": None,
         }
-        self._writer = report.writer or self._own or MetricWriter(**nowhere, rank=self.rank)
+        self._writer = report.writer or self._own or Writer(**nowhere, rank=self.rank)
         self._sampler = watch(partial(report.rank_writer, "s"), self.rank, self._place, self._gpus)
         if report.folder is not None:
             self.why.open(partial(report.rank_writer, "w"), report.folder, self._place, self.rank)

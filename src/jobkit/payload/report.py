@@ -14,8 +14,8 @@ from typing import Any, TextIO
 
 from jobkit.errors import UsageError
 from jobkit.files import append_to
-from jobkit.metric.kinds import MetricWriter
 from jobkit.paths import RunPaths, read_json, write_json
+from jobkit.program.lines import Writer
 from jobkit.spec.runspec import OF_IDENTITY
 
 
@@ -26,11 +26,11 @@ class Reporter:
         self._rank, self._attempt, self._paths = rank, attempt, paths
         self.folder = paths.folder if paths else None  # of the run
         self.stream: TextIO = sys.stderr  # where this rank's own lines go
-        self.writer: MetricWriter | None = None  # of the run's records; None on ranks above 0
+        self.writer: Writer | None = None  # of the run's records; None on ranks above 0
         self.startup: dict[str, float] = {}  # seconds of its parts
         if paths:
             self._open = partial(
-                MetricWriter,
+                Writer,
                 study=paths.folder.parent.name,
                 run_id=paths.folder.name,
                 attempt=attempt,
@@ -48,7 +48,7 @@ class Reporter:
             except OSError as error:
                 raise UsageError(f"{paths.folder} is not writable: {error.strerror}") from None
 
-    def rank_writer(self, what: str) -> MetricWriter | None:
+    def rank_writer(self, what: str) -> Writer | None:
         """A writer of this rank's own records; None without a folder.
 
         what: windows of ranks above 0 (r), samples of the machine (s), causes (w).

@@ -14,8 +14,7 @@ from typing import Any, BinaryIO, TextIO
 
 SCHEMA_VERSION = 1
 TAG = "[METRIC]"
-MAX_LINE_BYTES = 1000  # of a line in the log: srun tears longer ones
-_CUT = " [cut]"  # the end of a text that is longer in the metrics file
+MAX_LINE_BYTES = 1000  # of a line in the log beside the file: srun tears longer ones
 OF_SAMPLES = {"samples", "images", "sequences", "examples"}  # what a batch's first size is
 Record = dict[str, Any]
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
@@ -57,18 +56,6 @@ def encode(record: Record) -> str:
     return f'{text[:-1]},"crc":"{zlib.crc32(text.encode()):08x}"}}'
 
 
-def _short(head: Record, fields: Record, line: str) -> str:
-    """The line of a record for the log: one too long is without its longest fields or their end."""
-    fields = dict(fields)
-    while fields and len(TAG) + 2 + len(line) > MAX_LINE_BYTES:
-        name = max(fields, key=lambda name: len(encode({name: fields[name]})))
-        value = fields.pop(name)
-        if isinstance(value, str) and len(value) > len(_CUT):
-            fields[name] = value[: (len(value) - len(_CUT)) // 2] + _CUT
-        line = encode({**head, **fields})
-    return line
-
-
 class Writer:
     """Writes the records of one attempt: to its metrics file, and a copy to the log."""
 
@@ -88,28 +75,26 @@ class Writer:
         self._path = path
         if path:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.opened(path)
+            # Unbuffered and O_APPEND: one write per record, so that a kill cannot tear one.
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._file = os.fdopen(os.open(path, flags, 0o666), "ab", buffering=0)
 
     @property
     def folder(self) -> Path | None:
         """The run's folder, in whose metrics/ the file is."""
         return self._path.parent.parent if self._path else None
 
-    def opened(self, path: Path) -> BinaryIO:
-        """The file of the records. Raises OSError for a link."""
-        # Unbuffered and O_APPEND: one write per record, so that a kill cannot tear one.
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        return os.fdopen(os.open(path, flags, 0o666), "ab", buffering=0)
-
     def write(self, kind: str, **fields: Any) -> None:
-        """Write one record."""
+        """Write one record. The log's copy of a long one is without its longest fields."""
         head = {"v": SCHEMA_VERSION, "kind": kind, **self._common, "seq": self._seq}
         head["t"] = time.time()
         line = encode({**head, **fields})
         self._seq += 1
         if self._file:
             self._append(self._file, line.encode() + b"\n")
-            line = _short(head, fields, line)
+            while fields and len(TAG) + 2 + len(line) > MAX_LINE_BYTES:
+                del fields[max(fields, key=lambda name: len(encode({name: fields[name]})))]
+                line = encode({**head, **fields})
         if self._log:
             self._log.write(f"{TAG} {line}\n")
             self._log.flush()

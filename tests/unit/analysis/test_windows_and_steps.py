@@ -30,9 +30,9 @@ from jobkit.analysis.collect.steps import (
 from jobkit.analysis.scaling.sizes import EPOCH, sizes
 from jobkit.analysis.tables.columns import RESULTS
 from jobkit.analysis.tables.frames import frame
-from jobkit.metric.kinds import encode
 from jobkit.outcome.state import RunState
 from jobkit.paths import RunPaths
+from jobkit.program.lines import encode
 from support.fake_study import FakeRun, make_plan
 
 START = {"kind": "run_start", "world_size": 2, "unit": "samples", "source": "meter"}

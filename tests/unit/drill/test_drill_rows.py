@@ -20,9 +20,9 @@ from jobkit.drill.programs import Program, began
 from jobkit.drill.run import Drill, FaultRun, impossible
 from jobkit.errors import UsageError
 from jobkit.launch.site import Site
-from jobkit.metric.kinds import MetricWriter
 from jobkit.outcome.state import run_state
 from jobkit.paths import RunPaths, StudyPaths
+from jobkit.program.lines import Writer
 from support.training_programs import UNTIL_HIT
 
 PROGRAM, TRAINING = Program(words=("python", "train.py")), Program()
@@ -123,7 +123,7 @@ def write(paths: RunPaths, attempt: int, *records: tuple[str, dict]) -> None:
     paths.metrics_folder.mkdir(parents=True, exist_ok=True)
     (paths.attempts / str(attempt)).mkdir(parents=True)
     place = {"study": "s", "run_id": "x", "attempt": attempt, "rank": 0}
-    writer = MetricWriter(**place, path=paths.metrics(attempt), log=None)
+    writer = Writer(**place, path=paths.metrics(attempt), log=None)
     for kind, fields in records:
         writer.write(kind, **fields)
     writer.close()

@@ -13,11 +13,11 @@ from jobkit.launch import cli, launcher, view
 from jobkit.launch import status as watch
 from jobkit.launch.command import LaunchRequest
 from jobkit.launch.states import States, progress, select
-from jobkit.metric.kinds import encode
 from jobkit.outcome import slurm_jobs
 from jobkit.outcome.state import BAD_ENDS, STATUSES, RunState, read_job
 from jobkit.paths import RunPaths, StudyPaths, write_json
 from jobkit.processes import identify
+from jobkit.program.lines import encode
 from jobkit.spec.study import Plan, Study
 from support.fake_study import FakeRun, make_plan, rate, whole_run
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from jobkit.metric import reader
-from jobkit.metric.kinds import KINDS, MAX_LINE_BYTES
+from jobkit.metric.kinds import KINDS
+from jobkit.program.lines import MAX_LINE_BYTES
 from jobkit.program.windows import spacing
 from support.place import ROOT
 

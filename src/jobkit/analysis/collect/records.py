@@ -17,7 +17,6 @@ from jobkit.errors import UsageError
 from jobkit.files import closed, file_names, is_regular
 from jobkit.metric import reader
 from jobkit.metric.kinds import Record
-from jobkit.metric.reader import Rejected
 from jobkit.outcome.logs import open_log
 from jobkit.paths import RunPaths
 
@@ -164,8 +163,8 @@ def _read(
         with open_log(path, within) as stream:
             read = reader.read_file if path.suffix == ".jsonl" else scan
             for item in read(stream, seen=seen, loads=orjson.loads):
-                if isinstance(item, Rejected):
-                    why = f" at byte {item.offset}: {item.reason}"
+                if isinstance(item, str):
+                    why = f": {item}"
                 elif "v" in item and run_id not in (None, item["run_id"]):
                     why = f": of another run: {item['run_id']}"
                 else:
