@@ -232,7 +232,7 @@ def start(prepared: Launch) -> None:
             prepared.run_ids = select(States(plan).look())
             if prepared.run_ids:
                 batches = slurm.make_batches(plan, prepared.run_ids, prepared.site, request)
-                done = slurm_submit.start(plan, batches, prepared.site, request.max_restarts)
+                done = slurm_submit.submit(plan, batches, prepared.site, request.max_restarts)
                 prepared.jobs, prepared.left, note = done
                 prepared.notes += [note] if note else []
 

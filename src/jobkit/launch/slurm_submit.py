@@ -1,10 +1,11 @@
 """Submits the runs of a study to Slurm through submitit."""
 
+import contextlib
 import os
 import re
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,17 @@ def check(study: StudyPaths, batches: Sequence[Batch]) -> None:
                 raise
 
 
+@contextlib.contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Between sbatch and the record of the job's id a signal would leave unknown jobs behind."""
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+
+
+@_signals_wait()
 def submit(
     plan: Plan, batches: Sequence[Batch], site: Site, max_restarts: int | None = None
 ) -> tuple[list[str], tuple[str, ...], str]:
@@ -155,15 +167,3 @@ def _submit(plan: Plan, batch: Batch, site: str, max_restarts: int | None, folde
         paths.scheduler_log.unlink(missing_ok=True)
         paths.scheduler_log.symlink_to(os.path.relpath(job.paths.stdout, paths.folder))
     return jobs[0].job_id.split("_")[0]
-
-
-def start(
-    plan: Plan, batches: Sequence[Batch], site: Site, max_restarts: int | None
-) -> tuple[list[str], tuple[str, ...], str]:
-    """Submit the jobs, as submit does, while no signal comes in between."""
-    # Between sbatch and the record of the job's id a signal would leave unknown jobs behind.
-    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    try:
-        return submit(plan, batches, site, max_restarts)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
