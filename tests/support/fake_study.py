@@ -194,7 +194,7 @@ def profiled(
                 "gpu": False,
                 "parts": [parts] * steps,
                 "collectives": [[j, "gloo:all_reduce", *span] for j, span in enumerate(spans)],
-                "exposed": [[begin, begin + length, length] for begin, length in spans],
+                "exposed": [[begin, begin + length] for begin, length in spans],
             }
         )
     return found

@@ -110,7 +110,7 @@ KINDS: dict[str, dict[str, str]] = {
         "parts": "by step, on a GPU the mean of them: seconds of wall time, compute, exposed "
         "communication, data wait, host",
         "collectives": "by collective: step, name, begin and duration in microseconds",
-        "exposed": "exposed communication: begin, end and how much between them, in microseconds",
+        "exposed": "exposed communication: begin and end in microseconds",
         "reason": "why nothing could be profiled",
     },
     "difference": {  # of jobkit's own ddp

@@ -27,7 +27,6 @@ FIRST_PLACE, GROWTH = 5, 2  # steps after the warm-up; a place's step / that of 
 MAX_SHARE = 0.02  # of the time so far, that the places after the first may take
 SLOWER = 1.25  # times the slowest step of the trace so far: it is replaced
 MAX_RANKS = 8  # of a node, that are profiled
-MAX_SPANS = 60  # of exposed communication in a step; neighbours are joined beyond it
 MAX_GROWTH_MIB = 150.0  # of the process's memory at a place, after which the place ends
 MAX_EVENTS = 200_000  # of a trace that is written
 _MARK = "jobkit: step"
@@ -121,13 +120,13 @@ def measured(events: Iterable[Any], gpu: bool) -> dict[str, Any] | None:
         exposed = minus(together, busy)
         exposed = minus(exposed, waiting)
         edges, steps = marks, 1
-    zero, parts, spans = edges[0], [], []
+    zero, parts, spans = edges[0], [], list[Span]()
     for begin, end in pairwise(edges):
         inside = [between(some, begin, end) for some in (busy, exposed, waiting)]
         lengths = [end - begin, *map(_length, inside)]
         lengths.append(max(0, lengths[0] - sum(lengths[1:])))
         parts.append([n / 1e9 / steps for n in lengths])
-        spans += _joined(inside[1], MAX_SPANS * steps)
+        spans += inside[1]
     return {
         "steps": len(marks) - 1,
         "gpu": gpu,
@@ -137,7 +136,7 @@ def measured(events: Iterable[Any], gpu: bool) -> dict[str, Any] | None:
             for begin, end, name in collectives
             if zero <= begin < edges[-1]
         ],
-        "exposed": [[(a - zero) // 1000, (b - zero) // 1000, n // 1000] for a, b, n in spans],
+        "exposed": [[(a - zero) // 1000, (b - zero) // 1000] for a, b in spans],
     }
 
 
@@ -156,13 +155,6 @@ def _without(
                     del left[i]
                     break
     return left
-
-
-def _joined(spans: Sequence[Span], limit: int) -> list[tuple[int, int, int]]:
-    """Begin, end and length of spans, or of neighbours together, so that there are few."""
-    size = -(-len(spans) // limit) or 1
-    groups = [spans[i : i + size] for i in range(0, len(spans), size)]
-    return [(group[0][0], group[-1][1], _length(group)) for group in groups]
 
 
 def resident_mib() -> float:

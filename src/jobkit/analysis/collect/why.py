@@ -157,10 +157,9 @@ def _by_order(record: Record) -> dict[int, dict[tuple[str, int], tuple[int, int]
 
 def _exposed(exposed: Iterable[Sequence[int]], spans: Sequence[tuple[int, int]]) -> float:
     """Seconds of exposed communication within spans; all in microseconds."""
-    total = 0.0
-    for begin, end, length in exposed:
-        inside = sum(min(end, b) - max(begin, a) for a, b in spans if b > begin and a < end)
-        total += inside * length / max(end - begin, 1)
+    total = 0
+    for begin, end in exposed:
+        total += sum(min(end, b) - max(begin, a) for a, b in spans if b > begin and a < end)
     return total / 1e6
 
 
