@@ -165,26 +165,20 @@ def _gathered(spec: RunSpec, subject: Subject) -> tuple[int, int, int]:
 def _of_pipeline_rank(
     strategy: Any, subject: Subject, stages: Sequence[Stage], rank: int
 ) -> Footprint:
-    spec, here, last = strategy.spec, strategy.stages_here(rank), strategy.num_stages - 1
-    own = [stages[i] for i in here]
-    gradients = sum(stage.gradients for stage in own)
+    spec, stage, parts = strategy.spec, stages[rank], strategy.microbatches
+    later = strategy.ranks - 1 - rank
     # torch has a buffer for what each microbatch receives, going forward and backward.
-    received = sum(stages[i].taken + stages[i].given * (i < last) for i in here)
+    received = stage.taken + stage.given * (later > 0)
     # Forward passes that wait for their backward pass, at most: GPipe keeps every microbatch; 1F1B
-    # one for each stage from this one to the last; the interleaved schedule those of torch's
-    # ScheduleInterleaved1F1B, over all stages of the rank.
-    parts, later = strategy.microbatches, strategy.ranks - 1 - rank
-    in_turns = (len(own) - 1) * strategy.ranks + 2 * later + 1
-    waiting = {"gpipe": parts, "1f1b": later + 1}.get(strategy.schedule, in_turns)
-    waiting = min(parts * len(own), waiting) - 1
-    saved = sum(stage.saved for stage in own) // len(own)
+    # one for each stage from this one to the last.
+    waiting = parts if strategy.schedule == "gpipe" else min(parts, later + 1)
     return Footprint(
         spec=spec,
-        parameters=sum(stage.parameters for stage in own),
-        gradients=gradients,
-        buffers=sum(stage.buffers for stage in own),
-        activations=waiting * saved + max(stage.peak for stage in own),
-        communication=received * parts + gradients * (strategy.data_world_size > 1),
+        parameters=stage.parameters,
+        gradients=stage.gradients,
+        buffers=stage.buffers,
+        activations=(waiting - 1) * stage.saved + stage.peak,
+        communication=received * parts + stage.gradients * (strategy.data_world_size > 1),
         data=subject.data(-(-spec.steps_batch_size // strategy.data_world_size)),
     )
 
@@ -225,7 +219,7 @@ def step_messages(footprint: Footprint, subject: Subject) -> list[Message] | Non
 
 
 def idle_share(spec: RunSpec) -> float:
-    """(p - 1) / (v m + p - 1) for p ranks of a pipeline, m microbatches and v stages on a rank.
+    """(p - 1) / (m + p - 1) for p ranks of a pipeline and m microbatches.
 
     Narayanan et al. 2021, arXiv:2104.04473, section 2.2.
     """
@@ -233,7 +227,7 @@ def idle_share(spec: RunSpec) -> float:
         return 0.0
     strategy = strategy_of(spec)
     later = strategy.ranks - 1
-    return later / (strategy.num_stages // strategy.ranks * strategy.microbatches + later)
+    return later / (strategy.microbatches + later)
 
 
 def parameters_of_model(spec: RunSpec, classes: int) -> int:

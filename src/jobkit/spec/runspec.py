@@ -20,7 +20,7 @@ from jobkit.spec.strategies import FACTS
 
 STRATEGIES = tuple(FACTS)
 COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
-SCHEDULES = ("gpipe", "1f1b", "interleaved")
+SCHEDULES = ("gpipe", "1f1b")
 DEFAULT_GLOBAL_BATCH_SIZE = 512
 ONE_RANK = tuple(name for name, facts in FACTS.items() if facts.one_rank)
 MODELS = ("cnn", "fast_cnn", "resnet18", "mlp")
@@ -220,12 +220,9 @@ class RunSpec(AnyRun):
     )
     fsdp_prefetch: int = setting(0, "fsdp: prefetch depth in blocks (0: torch's default)", low=0)
     pipeline_stages: int | None = setting(
-        None, "pp: ranks per pipeline (default: all)", low=1, group="strategies pp and mp"
+        None, "pp: ranks per pipeline (default: all)", low=1, group="strategy pp"
     )
     pipeline_schedule: str = setting("1f1b", "pp: order of the microbatches", choices=SCHEDULES)
-    pipeline_split: str | None = setting(
-        None, "pp, mp: names of the modules that begin the second and later stages, as A,B"
-    )
     microbatches: int | None = setting(
         None, "pp: microbatches per batch (default: at least one per stage)", low=1
     )

@@ -188,7 +188,6 @@ class PipelineFacts(Facts):
     verified: ClassVar[tuple[Variant, ...]] = (
         Variant("pp gpipe", {"pipeline_schedule": "gpipe"}),
         Variant("pp 1f1b", {"pipeline_schedule": "1f1b"}),
-        Variant("pp interleaved", {"pipeline_schedule": "interleaved"}),
         Variant("pp accumulate, clip", {"accumulate": 2, "clip_norm": 0.05}),
         Variant("pp checkpointing", {"activation_checkpointing": True}),
         Variant("pp x ddp", {"pipeline_stages": 2, "clip_norm": 0.05}, worlds=(4,)),
@@ -215,7 +214,7 @@ class ModelParallelFacts(PipelineFacts):
     """Model parallelism: a pipeline through which the whole batch goes at once."""
 
     name, code = "mp", "pipeline.ModelParallel"
-    owns = ("pipeline_split",)
+    owns = ()
     normalises_over = ""
     verified = (
         Variant("mp"),

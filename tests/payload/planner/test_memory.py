@@ -145,9 +145,9 @@ def of(**settings: Any) -> Footprint:
 
 def test_gpipe_keeps_every_microbatch_and_1f1b_one_a_stage() -> None:
     settings = {"model": "cnn", "strategy": "pp", "ranks_per_node": 2, "microbatches": 8}
-    kinds = ("1f1b", "interleaved", "gpipe")
-    one, turns, all_ = (of(pipeline_schedule=kind, **settings).activations or 0 for kind in kinds)
-    assert 0 < one < all_ and 0 < turns < all_
+    kinds = ("1f1b", "gpipe")
+    one, all_ = (of(pipeline_schedule=kind, **settings).activations or 0 for kind in kinds)
+    assert 0 < one < all_
 
 
 def test_offloaded_state_is_on_the_host() -> None:

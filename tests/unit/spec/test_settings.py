@@ -90,7 +90,7 @@ def test_run_ids_stay() -> None:
 
 
 def test_what_changes_the_outcome_or_the_speed_changes_the_run_id_and_nothing_else() -> None:
-    texts = {"model": "mlp", "dataset": "synthetic", "fsdp_wrap": "A", "pipeline_split": "a"}
+    texts = {"model": "mlp", "dataset": "synthetic", "fsdp_wrap": "A"}
     for name in (n for n in SETTINGS if META[n]["identity"]):
         default = getattr(RunSpec(), name)
         if name in texts:

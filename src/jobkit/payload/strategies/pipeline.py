@@ -13,21 +13,15 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.pipelining import (
-    PipelineStage,
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-)
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from jobkit.payload.distributed import RankEnv
 from jobkit.payload.strategies.base import NO_LABEL, Strategy, at_least_fp32, make_mesh
 from jobkit.payload.strategies.blocks import filled_up, kept_statistics
-from jobkit.payload.strategies.stages import Sendable, cut, owners, tensors_only
+from jobkit.payload.strategies.stages import Sendable, check_owners, cut, logits_of
 from jobkit.spec.runspec import RunSpec
 
-STAGES_PER_RANK = 2  # stages of the interleaved schedule
-Schedule = ScheduleGPipe | Schedule1F1B | ScheduleInterleaved1F1B
+Schedule = ScheduleGPipe | Schedule1F1B
 
 
 class Pipeline(Strategy):
@@ -38,10 +32,8 @@ class Pipeline(Strategy):
     def __init__(self, spec: RunSpec, place: RankEnv, device: torch.device) -> None:
         super().__init__(spec, place, device)
         self.ranks = (self.microbatched and spec.pipeline_stages) or place.world_size
-        # One rank has nothing to interleave with.
         by_turns = self.microbatched and self.ranks > 1
         self.schedule = spec.pipeline_schedule if by_turns else "gpipe"
-        self.num_stages = self.ranks * (STAGES_PER_RANK if self.schedule == "interleaved" else 1)
         self.data_rank, self.stage_rank = divmod(place.rank, self.ranks)
         self.data_world_size = max(1, place.world_size // self.ranks)
         self.owns_loss = self.stage_rank == self.ranks - 1  # it has the logits
@@ -51,7 +43,6 @@ class Pipeline(Strategy):
         said = spec.microbatches if self.microbatched else 1
         self.microbatches = said or next(fitting, self.ranks)
         self.group: dist.ProcessGroup | None = None  # the ranks of this pipeline
-        self.owners: dict[str, int] = {}  # the stage of each parameter of the model, by its name
         self.names: list[str] = []  # of this rank's parameters, in order
         self.buffer_names: dict[str, str] = {}
         self.classes = 0
@@ -84,39 +75,29 @@ class Pipeline(Strategy):
 
     def stages_of(self, model: nn.Module) -> list[nn.Module]:
         """The model as the stages that follow each other; UsageError where it cannot be cut."""
-        names = self.spec.pipeline_split
-        return cut(model, self.num_stages, [n.strip() for n in names.split(",")] if names else [])
-
-    def stages_here(self, rank: int) -> range:
-        """The stages that a rank has."""
-        return range(rank % self.ranks, self.num_stages, self.ranks)
+        return cut(model, self.ranks)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         stages = self.stages_of(model)
-        self.owners = owners(model, stages)
+        check_owners(model, stages)
         blank = torch.zeros(2, 3, 32, 32, dtype=next(model.parameters()).dtype)
-        self.classes = tensors_only(stages, blank)[-1]
+        self.classes = logits_of(stages, blank).shape[-1]
         mesh = make_mesh(self, data=self.data_world_size, stage=self.ranks)
         self.data_group, self.group = mesh.get_group("data"), mesh.get_group("stage")
-        modules_here = nn.ModuleList(Sendable(stages[i]) for i in self.stages_here(self.stage_rank))
+        stage = Sendable(stages[self.stage_rank])
         # Moving may replace a parameter in its module: names go by order, not by identity.
         name_of = {id(t): n for n, t in (*model.named_parameters(), *model.named_buffers())}
-        self.names = [name_of[id(p)] for p in modules_here.parameters()]
-        self.buffer_names = {n: name_of.get(id(b), n) for n, b in modules_here.named_buffers()}
-        return self.placed(modules_here)
+        self.names = [name_of[id(p)] for p in stage.parameters()]
+        self.buffer_names = {n: name_of.get(id(b), n) for n, b in stage.named_buffers()}
+        return self.placed(stage)
 
     def describe(self) -> list[str]:
         by_turns = f"{self.schedule}, {self.microbatches} microbatches"
-        text = f"{self.name}: {self.num_stages} stages on {self.ranks} ranks"
+        text = f"{self.name}: {self.ranks} stages on {self.ranks} ranks"
         if self.data_world_size > 1:
             text += f", {self.data_world_size} pipelines"
         text += f", {by_turns if self.microbatched else 'one by one'}"
-        lines = [text + "; on one rank this is the same as single" * (self.num_stages == 1)]
-        for i in range(self.num_stages):
-            of = [name for name, stage in self.owners.items() if stage == i]
-            modules = dict.fromkeys(name.rpartition(".")[0] or name for name in of)
-            lines.append(f"  stage {i}, rank {i % self.ranks}: {', '.join(modules)}")
-        return lines
+        return [text + "; on one rank this is the same as single" * (self.ranks == 1)]
 
     def forward_backward(self, images: Tensor, labels: Tensor, weight: float, last: bool) -> Tensor:
         statistics = nullcontext() if len(labels) else kept_statistics(self.model)
@@ -153,8 +134,7 @@ class Pipeline(Strategy):
         return {self.buffer_names[name]: b for name, b in super().named_buffers().items()}
 
     def layout(self) -> dict[str, Any]:
-        split = {"stages": self.ranks, "order": self.schedule, "split": self.spec.pipeline_split}
-        return super().layout() | split
+        return super().layout() | {"stages": self.ranks}
 
     def whole(self, gradients: bool = False) -> dict[str, Tensor]:
         parts: list[dict[str, Tensor]] = [{}] * self.ranks
@@ -172,18 +152,13 @@ class Pipeline(Strategy):
         return logits
 
     def _make_schedule(self, training: bool) -> Schedule:
-        parts = zip(self.stages_here(self.stage_rank), self.model.children(), strict=True)
-        stages: list[Any] = [
-            PipelineStage(part, i, self.num_stages, self.device, group=self.group)
-            for i, part in parts
-        ]
+        stage = PipelineStage(
+            self.model, self.stage_rank, self.ranks, self.device, group=self.group
+        )
         loss = (lambda *ends: self.loss(*ends) * self._weight) if training else None
-        how: dict[str, Any] = {"loss_fn": loss, "scale_grads": False}
-        if self.schedule == "interleaved":
-            return ScheduleInterleaved1F1B(stages, self.microbatches, **how)
         # Without a loss there is nothing to go backward for, and the two are the same.
         kind = Schedule1F1B if self.schedule == "1f1b" and training else ScheduleGPipe
-        return kind(stages[0], self.microbatches, **how)
+        return kind(stage, self.microbatches, loss_fn=loss, scale_grads=False)
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self.model.parameters() if p.grad is not None]
