@@ -1,12 +1,14 @@
 """Training programs as users have them: plain torch, with the meter, of three libraries, and odd.
 
-Each trains the same: 320 rows of 8 numbers for 2 epochs, in batches of 4 on each rank.
+Each trains the same: 320 rows of 8 numbers for 2 epochs, in batches of 4 on each rank. The
+libraries take two batches a step, and evaluate after each epoch.
 """
 
 # torch aborts now and then while the interpreter is finalised (a thread of Gloo asks for the GIL):
 # the tests are not about that. Before torch, so that it runs last of all functions at the end.
 LEAVES = """
 import atexit, os, sys
+leap = globals().get("leap", lambda seconds: None)  # LEAP's, where a test has it
 def _end():
     sys.stdout.flush(); sys.stderr.flush()
     os._exit(1 if hasattr(sys, "last_value") or hasattr(sys, "last_exc") else 0)
@@ -68,13 +70,19 @@ from torch.utils.data import DataLoader, TensorDataset
 class Net(L.LightningModule):
     def __init__(self): super().__init__(); self.layer = torch.nn.Linear(8, 2)
     def training_step(self, batch, i):
-        return torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+        loss = torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+        self.log("train_loss", loss); return loss
+    def validation_step(self, batch, i):
+        leap(1000.0)
+        self.log("val_loss", torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1]))
     def configure_optimizers(self): return torch.optim.SGD(self.parameters(), 0.1)
-here = int(os.environ["LOCAL_WORLD_SIZE"])
+here, folder = int(os.environ["LOCAL_WORLD_SIZE"]), os.environ["JOBKIT_RUN_DIR"]
 data = TensorDataset(torch.randn(320, 8), torch.randint(2, (320,)))
-L.Trainer(accelerator="cpu", devices=here, num_nodes=int(os.environ["WORLD_SIZE"]) // here,
-    strategy="ddp", max_epochs=2, logger=False, enable_checkpointing=False,
-    enable_progress_bar=False, enable_model_summary=False).fit(Net(), DataLoader(data, 4))
+trainer = L.Trainer(accelerator="cpu", devices=here,
+    num_nodes=int(os.environ["WORLD_SIZE"]) // here, strategy="ddp", max_epochs=2, logger=False,
+    accumulate_grad_batches=2, default_root_dir=folder, enable_progress_bar=False,
+    enable_model_summary=False)
+trainer.fit(Net(), DataLoader(data, 4), DataLoader(data, 160))
 torch.distributed.barrier()
 """
 )
@@ -85,16 +93,19 @@ TRANSFORMERS = (
 import os, torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 class Data(torch.utils.data.Dataset):
-    def __len__(self): return 320
+    def __init__(self, rows, leap_s): self.rows, self.leap_s = rows, leap_s
+    def __len__(self): return self.rows
     def __getitem__(self, i):
+        if self.leap_s: leap(self.leap_s)
         ids = torch.arange(8) % 7
         return {"input_ids": ids, "labels": ids}
 config = GPT2Config(vocab_size=10, n_positions=8, n_embd=8, n_layer=1, n_head=1,
     bos_token_id=0, eos_token_id=0)
 args = TrainingArguments(os.environ["JOBKIT_RUN_DIR"] + "/out", per_device_train_batch_size=4,
-    num_train_epochs=2, logging_steps=10, use_cpu=True, report_to=[], save_strategy="no",
-    disable_tqdm=True, ddp_backend="gloo")
-Trainer(model=GPT2LMHeadModel(config), args=args, train_dataset=Data()).train()
+    gradient_accumulation_steps=2, num_train_epochs=2, logging_steps=10, use_cpu=True,
+    report_to=[], save_strategy="no", eval_strategy="epoch", disable_tqdm=True, ddp_backend="gloo")
+Trainer(model=GPT2LMHeadModel(config), args=args, train_dataset=Data(320, 0),
+    eval_dataset=Data(32, 1000 / 16)).train()
 if torch.distributed.is_initialized(): torch.distributed.barrier()
 """
 )
@@ -102,19 +113,25 @@ if torch.distributed.is_initialized(): torch.distributed.barrier()
 ACCELERATE = (
     LEAVES
     + """
-import os, torch
+import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader, TensorDataset
 data = TensorDataset(torch.randn(320, 8), torch.randint(2, (320,)))
-accelerator = Accelerator(cpu=True)
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
 model = torch.nn.Linear(8, 2)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
-model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(data, 4))
+model, optimizer, loader, valid = accelerator.prepare(
+    model, optimizer, DataLoader(data, 4), DataLoader(data, 160))
+def evaluate():
+    for x, y in valid:
+        with torch.no_grad(): model(x)
+        leap(1000.0)
 for epoch in range(2):
     for x, y in loader:
-        optimizer.zero_grad()
-        accelerator.backward(torch.nn.functional.cross_entropy(model(x), y))
-        optimizer.step()
+        with accelerator.accumulate(model):
+            loss = torch.nn.functional.cross_entropy(model(x), y)
+            accelerator.backward(loss); optimizer.step(); optimizer.zero_grad()
+    evaluate()
 accelerator.wait_for_everyone()
 """
 )

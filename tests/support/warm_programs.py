@@ -34,6 +34,10 @@ class Ran:
         """The records of a kind in a rank's file."""
         return records_of(self.metrics / (f"0.r{rank}.jsonl" if rank else "0.jsonl"), kind)
 
+    def whys(self, rank: int = 0) -> list[Record]:
+        """What a rank's profiled steps say."""
+        return records_of(self.metrics / f"0.w{rank}.jsonl")
+
     def sums(self, rank: int = 0) -> tuple[int, float]:
         """Steps and work of all windows of a rank."""
         windows = self.records("window", rank)

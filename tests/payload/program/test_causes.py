@@ -1,17 +1,12 @@
-"""Programs that nobody changed say where their time goes: on two ranks, in each library."""
+"""Programs that nobody changed say where their time goes: on two ranks."""
 
-import importlib.util
-import json
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from jobkit.analysis.collect.why import breakdown
-from support import needs
-from support.training_programs import PROGRAMS
-from support.warm_programs import Ran, Warm
+from support.warm_programs import Warm
 
 LATE_S = 0.1
 # Loops of torch alone; rank 1 is late in each step: it sleeps once rank 0 waits for it, as its
@@ -52,17 +47,12 @@ def after(): pass
 }
 
 
-def whys(ran: Ran, rank: int) -> list[dict[str, Any]]:
-    path = ran.metrics / f"0.w{rank}.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 @pytest.mark.parametrize("way", OF_TORCH)
 def test_the_late_rank_is_named(tmp_path: Path, warm: Warm, way: str) -> None:
     ran = warm.run(tmp_path, HEAD + OF_TORCH[way] + LOOP, ranks=2, JOBKIT_WHY="6")
     assert (ran.codes, ran.err) == ([0, 0], ["", ""])
-    late = whys(ran, 1)
-    found = breakdown([*whys(ran, 0), *late])
+    late = ran.whys(1)
+    found = breakdown([*ran.whys(0), *late])
     assert found["ranks"] == 2 and found["waiting_s"] >= LATE_S / 2  # the mean of both
     assert all(host >= LATE_S for *_, host in late[0]["parts"])
     # On a busy machine chance may hide it, in which case no rank is named.
@@ -74,20 +64,5 @@ def test_what_was_measured_before_a_kill_is_there(tmp_path: Path, warm: Warm) ->
     ran = warm.run(tmp_path, HEAD + "model = net\n" + killed + LOOP, JOBKIT_WHY="4",
                    RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")  # fmt: skip
     assert ran.codes == [-signal.SIGKILL]
-    (record,) = whys(ran, 0)
+    (record,) = ran.whys(0)
     assert record["steps"] == 4
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("library", ["lightning", "transformers", "accelerate"])
-def test_a_library_s_steps_are_profiled(library: str, libraries: Warm, tmp_path: Path) -> None:
-    if importlib.util.find_spec(library) is None:
-        needs.unavailable(f"{library} is not installed (make venv, or pip install '.[adapters]')")
-    ran = libraries.run(tmp_path, PROGRAMS[library], ranks=2, JOBKIT_WHY="5")
-    assert ran.codes == [0, 0], ran.err
-    found = breakdown([*whys(ran, 0), *whys(ran, 1)])
-    assert found["ranks"] == 2 and whys(ran, 0)[0]["steps"] == 5
-    assert min(found[f"{name}_s"] for name in ("compute", "communication", "host")) > 0
-    assert found["data_wait_s"] > 0
-    names = {name for _, name, *_ in whys(ran, 0)[0]["collectives"]}
-    assert "gloo:all_reduce" in names
