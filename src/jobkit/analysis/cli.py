@@ -99,7 +99,7 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
     else:
         print_summary(results)
         _print_verdict(results, MIN_EFFICIENCY)
-        _print_tables(results)
+        print(f"wrote tables to {short_path(results.output.folder)}")
         if results.runs["throughput"].notna().any():
             follow = ["next:", "jobkit", "plot", short_path(results.folder)]
             print(shlex.join(follow + (["--out", short_path(results.out)] if results.out else [])))
@@ -119,16 +119,6 @@ def _print_verdict(results: "Results", min_efficiency: float) -> None:
     from jobkit.analysis.findings.verdict import verdict
 
     print("\n".join(verdict(results, unit(results), min_efficiency)[:VERDICT_LINES]))
-
-
-def _print_tables(results: "Results") -> None:
-    """Print the names and sizes of the tables that were written."""
-    from jobkit.analysis.tables.text import counted
-
-    kinds = {"results": "run", "epochs": "epoch", "scaling": "size"}
-    tables = results.tables.items()
-    words = [f"{p.name} ({counted(len(t), kinds.get(p.stem, 'row'))})" for p, t in tables if len(t)]
-    print(f"wrote {', '.join(words)} to {short_path(results.output.folder)}")
 
 
 @command
@@ -173,7 +163,7 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
     if args.collect:
         results = collect(args.study, accuracy=args.accuracy, out=args.out)
         print_summary(results)
-        _print_tables(results)
+        print(f"wrote tables to {short_path(results.output.folder)}")
     else:
         results = Results.load(args.study, args.out)
     check_own(results.output.folder)
