@@ -235,7 +235,7 @@ def test_the_windows_have_each_step_of_each_rank_once(short: Result) -> None:
         assert sum(w["steps"] for w in found) == STEPS == found[-1]["step"]
         assert {w["epoch"] for w in found} == {0, 1}
         assert [w["warmup"] for w in found] == sorted((w["warmup"] for w in found), reverse=True)
-        assert all(w["wall_s"] >= w["step_max_s"] >= w["step_p50_s"] > 0 for w in found)
+        assert all(w["wall_s"] >= w["step_p50_s"] > 0 for w in found)
     work = sum(w["work"] for rank in (0, 1) for w in windows(short, rank))
     assert work == SAMPLES + PART
     records = read_run(short.paths, None)

@@ -83,7 +83,6 @@ KINDS: dict[str, dict[str, str]] = {
         "epoch": "the epoch, as the program numbers it; null: not known",
         "step_p50_s": "median of the steps' times; on a GPU by events on its stream, of the steps "
         "without a pause or an evaluation before them",
-        "step_max_s": "longest time of a step, likewise",
         "warmup": "true: steps of the warm-up, not compared",
     },
     "sample": {  # of the machine, by each rank with a GPU and by the first rank of each node

@@ -4,7 +4,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -34,14 +34,6 @@ def spacing(step_s: float, steps: int, compared: int) -> int:
     while size * factor <= most:
         size, factor = size * factor, 7 - factor
     return size
-
-
-def percentiles(times: Sequence[float]) -> dict[str, float]:
-    """Median and maximum of some steps' times, as a window has them; empty without a step."""
-    ordered = sorted(times)
-    if not ordered:
-        return {}
-    return {"step_p50_s": ordered[(len(ordered) - 1) // 2], "step_max_s": ordered[-1]}
 
 
 class StepEvents:
@@ -257,6 +249,7 @@ class Meter(Guarded):
         wall, times = now - self._begin, self._times
         warm = self.steps <= self._warmup
         on_device = self._events.times_s(wall / len(times))
+        ordered = sorted(on_device if cuda_in_use() else times)
         self._write(
             "window",
             step=self.steps,
@@ -266,7 +259,7 @@ class Meter(Guarded):
             data_wait_s=self._data,
             paused_s=self._paused,
             epoch=self._epoch,
-            **percentiles(on_device if cuda_in_use() else times),
+            **({"step_p50_s": ordered[(len(ordered) - 1) // 2]} if ordered else {}),
             warmup=warm,
         )
         # A mean of the warm-up has the start-up in it.

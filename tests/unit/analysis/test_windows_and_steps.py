@@ -1,6 +1,5 @@
 """From the records of a run to its numbers: windows, steps, epochs, rates, what is in no table."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,20 +60,19 @@ def observed(folder: Path, *attempts: tuple[Windows, Windows]) -> tuple[Observed
 
 def test_the_slowest_rank_counts_and_the_work_of_all_is_added_up(tmp_path: Path) -> None:
     """A window in which one rank warms up is not compared."""
-    fast = [window(10, 9.0), window(20, 1.0, step_p50_s=0.1)]
-    slow = [window(10, 9.0, warmup=True), window(20, 2.0, data_wait_s=0.5, step_p50_s=0.2)]
+    fast = [window(10, 9.0), window(20, 1.0)]
+    slow = [window(10, 9.0, warmup=True), window(20, 2.0, data_wait_s=0.5)]
     found, records = observed(tmp_path, (fast, slow))
     assert found
     row = rate_row(found)
     assert (row["throughput"], row["throughput_unit"]) == (200 / 2.0, "samples/s")
     assert (row["step_time_s"], row["data_wait_share"]) == (0.2, 0.25)
-    assert (row["step_p50_s"], row["steps_timed"]) == (0.2, 10)
     assert [r["warmup"] for r in step_rows(found)] == [True, False]
     assert (records.lost, records.problems) == (0, [])
 
 
 LONG = [window(10, 1.0), window(40, 3.0, steps=30, work=300)]
-OTHER = [window(20, 1.5, step_p50_s=0.1), window(30, 1.0, step_p50_s=0.3), window(40, 1.0)]
+OTHER = [window(20, 1.5), window(30, 1.0), window(40, 1.0)]
 WHOLE, LOSSY = ([window(n, 1.0) for n in ends] for ends in ((10, 20, 30, 40), (10, 30)))
 LOST = [(10, 200, 10, 1.0), (30, None, 20, 2.0), (40, None, 10, 1.0)]
 
@@ -94,8 +92,6 @@ def test_ranks_share_what_lies_between_the_steps_at_which_all_ended_a_window(
 ) -> None:
     found, _ = observed(tmp_path, ranks)
     assert found and [(o.step, o.work, o.steps, o.time_s) for o in found.steps] == steps
-    if ranks[0] is LONG:
-        assert found.steps[1].percentiles == {"step_p50_s": pytest.approx(0.2)}
 
 
 def test_windows_of_all_attempts_count_and_those_of_another_run_do_not(tmp_path: Path) -> None:
@@ -148,27 +144,6 @@ def test_a_long_run_has_at_most_a_thousand_rows() -> None:
     assert [r["t"] for r in sample_rows([{"t": n} for n in range(2500)])] == [*range(0, 2500, 3)]
 
 
-@pytest.mark.parametrize(
-    ("windows", "middle"),
-    [
-        ([(50, 1.0), (2, 9.0), (3, 9.0)], 1.0),  # each as often as it has steps
-        ([(5, 1.0), (5, 2.0)], 1.5),
-        ([(1, 3.0)], 3.0),
-    ],
-)
-def test_percentiles_are_those_of_the_steps_after_the_warm_up(
-    windows: list[tuple[int, float]], middle: float
-) -> None:
-    steps = [
-        Observation(steps=n, time_s=n, percentiles={"step_p50_s": v, "step_max_s": v})
-        for n, v in windows
-    ]
-    row = rate_row(Observed(steps=steps))
-    assert (row["step_p50_s"], row["step_max_s"]) == (middle, max(v for _, v in windows))
-    warm = rate_row(Observed(steps=[replace(o, warmup=True) for o in steps]))
-    assert "step_time_s" in warm and "step_p50_s" not in warm
-
-
 ENDED = {"status": "ok", "wall_time_s": 36.0, "world_size": 4}
 
 
@@ -194,18 +169,16 @@ def test_the_wall_time_is_that_of_one_attempt() -> None:
 
 
 def test_a_training_has_steps_and_the_rate_of_its_epochs() -> None:
-    plan, longest_s = make_plan(strategies=("ddp",), gpus=(1, 2)), {1: 0.11, 2: 0.3}
+    plan = make_plan(strategies=("ddp",), gpus=(1, 2))
     for run_id, spec in plan.runs.items():
         run = FakeRun(plan.paths.folder, run_id, spec).begin()
-        for step, last in ((20, 9.0), (40, longest_s[spec.world_size])):  # the first of the warm-up
-            times = {"step_p50_s": 0.1, "step_max_s": last}
-            run.writer.write("window", **times, **window(step, 2.0, steps=20, warmup=step < 25))
+        for step in (20, 40):  # the first of the warm-up
+            run.writer.write("window", **window(step, 2.0, steps=20, warmup=step < 25))
         run.train(0, 1, 2).end()
     found = collect(plan.paths.folder, write=False)
     for row in found.runs.to_dict("records"):
         assert row["throughput_source"] == "epochs of the training"
-        assert row["step_max_s"] == longest_s[row["world_size"]]
-        assert (row["step_p50_s"], row["steps_timed"], row["step_time_s"]) == (0.1, 20, 0.1)
+        assert row["step_time_s"] == 0.1
     assert found.steps["throughput_unit"].tolist() == ["images/s"] * 4
 
 

@@ -24,7 +24,6 @@ from jobkit.analysis.collect.lines import (
 from jobkit.analysis.collect.records import RunRecords, epoch_of
 from jobkit.analysis.collect.samples import sample_rows
 from jobkit.analysis.collect.steps import (
-    PERCENTILES,
     TRAINING,
     Observed,
     number,
@@ -47,10 +46,8 @@ from jobkit.spec.runspec import RunSpec
 
 OF_EPOCHS = "epochs of the training"
 WALL_TIME = "wall time of the run, start-up included"
-_OF_STEPS = ("step_time_s", "steps_timed", *PERCENTILES)
 _RESULT_NAMES = frozenset(c.name for c in RESULTS)
 _RECORDED = [c for c in RESULTS if c.record in ("run_start", "startup")]
-_MAXIMA = [c.name for c in RESULTS if c.record == "epoch"]
 # Columns from the field versions of run_start, where cudnn_version is cudnn.
 _OF_VERSIONS = (
     *("torch_version", "python_version", "cuda_version", "hip_version", "nccl_version"),
@@ -197,7 +194,7 @@ def _ending(records: RunRecords) -> Row:
         "val_loss": last.get("val_loss") if loss is None else loss,
         "val_accuracy": last.get("val_accuracy") if accuracy is None else accuracy,
         "best_val_accuracy": max(_numbers(epochs, "val_accuracy"), default=None),
-        **{name: max(_numbers(epochs, name), default=None) for name in _MAXIMA},
+        "peak_memory_mib": max(_numbers(epochs, "peak_memory_mib"), default=None),
     }
 
 
@@ -212,7 +209,7 @@ def speed_row(observed: Observed | None, records: RunRecords, run: Mapping[str, 
     """
     row, of_steps = _of_epochs(records.epochs, run), rate_row(observed) if observed else {}
     if observed and observed.source == TRAINING:
-        of_steps = {name: of_steps[name] for name in _OF_STEPS if name in of_steps}
+        of_steps = {name: v for name, v in of_steps.items() if name == "step_time_s"}
     elif observed and observed.windows and (steps := steps_of_epoch(records)) and of_steps:
         row["time_per_epoch_s"] = steps * of_steps["step_time_s"]
     row |= of_steps

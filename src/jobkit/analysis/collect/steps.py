@@ -17,7 +17,6 @@ MAX_ROWS = 1000  # of one run in steps.csv or samples.csv
 IN_STEPS = "steps/s"  # the unit of a rate whose work is not known
 NO_UNIT = "units"  # of work that is counted or stated without a unit
 TRAINING = "training"  # jobkit's own, whose rate is that of its epochs
-PERCENTILES = ("step_p50_s", "step_max_s")
 _TOO_LARGE = 1 << 63  # to be computed with
 
 
@@ -37,7 +36,6 @@ class Observation:
     memory_mib: float | None = None
     warmup: bool = False
     evaluated: bool = field(default=False, compare=False)  # an evaluation may be in its time
-    percentiles: dict[str, float] = field(default_factory=dict)  # of single steps: PERCENTILES
     values: dict[str, Any] = field(default_factory=dict)  # free columns
 
 
@@ -70,13 +68,10 @@ def rate_row(observed: Observed) -> Row:
         "throughput_source": observed.source,
         "work_source": None if unit == "steps" else observed.work_source,
         "step_time_s": step_time_s,
-        "steps_timed": int(_sum(timed, "steps")),
         "peak_memory_mib": max((o.memory_mib for o in timed if o.memory_mib), default=None),
     }
     if waited := [o for o in with_time if o.data_wait_s is not None]:
         row["data_wait_share"] = min(1.0, _sum(waited, "data_wait_s") / _sum(waited, "time_s"))
-    if not timed[0].warmup:  # else all of them are
-        row |= over_windows([(o.percentiles, o.steps or 1) for o in timed])
     return {k: v for k, v in row.items() if v is not None}
 
 
@@ -101,32 +96,6 @@ def _rate(
     return (per_step / step_s, unit) if per_step else (1 / step_s, "steps")
 
 
-def over_windows(windows: Sequence[tuple[Mapping[str, Any], int]]) -> dict[str, float]:
-    """Percentiles over windows: each counts as often as it has steps. Of maxima the maximum.
-
-    windows: the values of each by their names, and the number of its steps.
-    """
-    row = {}
-    for name in PERCENTILES:
-        known = [(v, n) for values, n in windows if (v := number(values.get(name))) is not None]
-        if known:
-            row[name] = max(known)[0] if name == "step_max_s" else middle(known)
-    return row
-
-
-def middle(values: Iterable[tuple[float, float]]) -> float:
-    """The median of values, each with the number of steps that it stands for."""
-    ordered = sorted(values)
-    half, seen = sum(n for _, n in ordered) / 2, 0.0
-    for place, (value, steps) in enumerate(ordered):
-        seen += steps
-        if seen == half:  # between two
-            return (value + ordered[place + 1][0]) / 2
-        if seen > half:
-            return value
-    raise ValueError("no values")
-
-
 def step_rows(observed: Observed) -> list[Row]:
     """The rows of steps.csv of one run."""
     unit = f"{observed.unit or NO_UNIT}/s"
@@ -143,7 +112,7 @@ def step_rows(observed: Observed) -> list[Row]:
         rate = rate or (work / seen.time_s if work is not None and seen.time_s else None)
         row = {name: getattr(seen, name) for name in names}
         row |= {"throughput": rate, "throughput_unit": unit}
-        rows.append(seen.values | row | seen.percentiles)
+        rows.append(seen.values | row)
     return rows
 
 
@@ -229,10 +198,6 @@ def _over_ranks(
     whole = world in (None, len(of_ranks)) and len(works) == len(of_ranks)
     first = next((w for w in of_ranks if w[0].get("rank") == 0), of_ranks[0])
     epoch = first[-1].get("epoch")
-    percentiles: dict[str, float] = {}
-    for windows in of_ranks:
-        for name, value in over_windows([(r, r["steps"]) for r in windows]).items():
-            percentiles[name] = max(value, percentiles.get(name, value))
     return Observation(
         attempt=attempt,
         step=step,
@@ -243,7 +208,6 @@ def _over_ranks(
         work=sum(works) if whole and len(set(counts)) == 1 else None,
         data_wait_s=max(totals("data_wait_s"), default=None),
         warmup=any(r.get("warmup") is True for windows in of_ranks for r in windows),
-        percentiles=percentiles,
     )
 
 

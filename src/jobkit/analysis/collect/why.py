@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from jobkit.analysis.collect.steps import middle, number
+from jobkit.analysis.collect.steps import number
 from jobkit.analysis.scaling.spread import MAX_OTHER_LOAD
 from jobkit.analysis.tables.frames import Row
 from jobkit.metric.kinds import Record
@@ -178,12 +178,25 @@ def _over_the_run(windows: Iterable[Record], data: float) -> tuple[float, float]
         return 0.0, 0.0
     total = sum(steps for steps, *_ in compared)
     mean = sum(wall_s for _, wall_s, *_ in compared) / total
-    typical = middle((p50_s, steps) for steps, _, p50_s, _ in compared)
+    typical = _median((p50_s, steps) for steps, _, p50_s, _ in compared)
     # Each window beside its own median, as a machine's speed may drift; one of few steps has none.
     usual = sum(steps * (p50_s if steps > 2 else typical) for steps, _, p50_s, _ in compared)
     more_data = max(0.0, sum(waited for *_, waited in compared) / total - data)
     slow = max(0.0, mean - usual / total - more_data)
     return slow, more_data
+
+
+def _median(values: Iterable[tuple[float, float]]) -> float:
+    """The median of values, each with the number of steps that it stands for."""
+    ordered = sorted(values)
+    half, seen = sum(n for _, n in ordered) / 2, 0.0
+    for place, (value, steps) in enumerate(ordered):
+        seen += steps
+        if seen == half:  # between two
+            return (value + ordered[place + 1][0]) / 2
+        if seen > half:
+            return value
+    raise ValueError("no values")
 
 
 def _late(

@@ -1,8 +1,8 @@
 """The columns of every CSV file, TABLES: the one place of their names, types and meanings.
 
 To add a column of results.csv: a line here; its value in collect/rows.py unless it is a field of
-run_start or startup, or the maximum over the epochs of one of theirs. Settings that differ between
-the runs are columns too, by their own names; spec.json of a run has all of them.
+run_start or startup. Settings that differ between the runs are columns too, by their own names;
+spec.json of a run has all of them.
 
 An empty cell means that the value is not known; no number stands for "unknown". A unit is part of
 the name: _s seconds, _mib 2**20 bytes, _share 0 to 1, images_per_s.
@@ -85,17 +85,10 @@ time_per_epoch_s NUMBER training time of one whole epoch: train_samples / images
     program that says where its epochs end: an epoch's steps x step_time_s
 data_wait_share NUMBER share of these epochs' time spent waiting for batches
 startup_s NUMBER =startup.total_s
-startup_import_s NUMBER =startup.import_s
-startup_group_s NUMBER =startup.group_s
-startup_data_s NUMBER =startup.data_s
-startup_model_s NUMBER =startup.model_s
-startup_compile_s NUMBER =startup.compile_s
-startup_first_step_s NUMBER =startup.first_step_s
 total_time_s NUMBER from the start of the process to its end, newest attempt
 start_time_s NUMBER Unix time of the first record of the newest attempt
 end_time_s NUMBER Unix time of its last record
-peak_memory_mib,allocated_memory_mib,reserved_memory_mib,device_memory_mib NUMBER =epoch
-resident_memory_mib NUMBER =epoch
+peak_memory_mib NUMBER =epoch
 train_loss NUMBER training loss of the last recorded epoch
 val_loss NUMBER final validation loss; of the last recorded epoch without run_end
 val_accuracy NUMBER final validation accuracy, likewise: share of test samples, 0 to 1
@@ -146,9 +139,6 @@ throughput_unit TEXT its unit: images/s, tokens/s, steps/s, ...; of wall times r
 throughput_source TEXT what measured it: meter, auto, pattern NAME, metric lines, epochs of the
     training, or the wall time of the run
 step_time_s NUMBER time of one optimizer step, without the warm-up
-step_p50_s NUMBER median time of a step: the median of the windows', by steps
-step_max_s NUMBER longest time of a step
-steps_timed COUNT optimizer steps in these times
 wall_time_s NUMBER from the start of the run's job to its end
 ranks_together TEXT what shows that the ranks of a command worked together; none: they are copies
 cpu_busy_mean NUMBER load of all cores of the nodes over the run, whoever caused it, 0 to 1: mean
@@ -192,7 +182,6 @@ time_s NUMBER wall time of these steps, maximum over ranks, without pauses
 throughput NUMBER rate over all ranks, in throughput_unit
 throughput_unit TEXT unit of throughput
 data_wait_s NUMBER part of time_s spent waiting for batches, maximum over ranks
-step_p50_s,step_max_s NUMBER =results
 """)
 SAMPLES = _columns(f"""
 {_OF_RUN}
