@@ -69,7 +69,7 @@ def test_every_run_figure_and_verdict_is_there_safe_and_the_same_again(
         "torch version 2.11.0",
         "lr 0.3 other settings at their default",
         "0" * 40,
-        *verdict(results, "processes (ranks)"),
+        *verdict(results, "ranks"),
     ):
         assert " ".join(words.split()) in text
     # Nothing of a name becomes a tag, and nothing is asked for.
@@ -138,7 +138,7 @@ def test_what_was_measured_at_one_size() -> None:
     results = collect("s")
     text = text_of(report(results, forecast=(8,)))
     assert "No forecast: ddp: 3 different sizes are needed for a fit (measured: 1)." in text
-    assert "No size to request: ddp was measured at one size only" in text
+    assert "No size to request: no size beyond the base has 80% parallel efficiency" in text
     assert "| ddp | 1 | 1 of 1 |" in results.paths.table_markdown.read_text()
 
 
@@ -146,7 +146,7 @@ def test_what_was_measured_at_one_size() -> None:
     ("near", "words"),
     [({}, "the serial run of the study, ddp at 1 rank."),
      ({1: [99.0], 2: [150.0]},
-      "the serial run of the study, ddp at 1 rank, for slow; else to the same strategy and "),
+      "the serial run of the study, ddp at 1 rank; else to the same strategy and "),
     ],
 )  # fmt: skip
 def test_the_table_says_what_the_base_of_each_series_is(near: Any, words: str) -> None:

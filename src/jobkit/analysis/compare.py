@@ -80,14 +80,15 @@ def compare(
     runs, other: with the columns of results.csv. tolerance: a share of the rate below which no
     difference counts.
     """
-    from jobkit.analysis.scaling.scaling import sample_of, shape
-    from jobkit.analysis.scaling.sizes import sizes
+    from jobkit.analysis.scaling.scaling import sample_of
+    from jobkit.analysis.scaling.sizes import sizes, where
     from jobkit.analysis.scaling.spread import CONFIDENCE, pool, quantile
     from jobkit.analysis.tables.text import some
 
     ours, theirs = (
         {
-            f"{s.series} at {shape(s)} ({s.scaling or '?'} scaling, {s.throughput_unit})": s
+            f"{s.series} at {where(s, 'ranks')} "
+            f"({s.scaling or '?'} scaling, {s.throughput_unit})": s
             for s in sizes(table)
             if sample_of(s)[0]
         }

@@ -112,7 +112,10 @@ def test_what_a_size_finds(size: str, shapes: list[tuple[int, int, int]] | None)
     runs = results.runs
     if shapes is None:
         assert runs["reason"].str.contains("finds no number of ranks in it").all()
-        assert " on an unknown number of ranks: 1 of 1 failed" in verdict(results, "ranks")[-1]
+        assert (
+            "on an unknown number of ranks with a 1 of 1 runs are not ok"
+            in verdict(results, "ranks")[-1]
+        )
     else:
         found = runs[["nodes", "ranks_per_node", "world_size"]].itertuples(index=False, name=None)
         assert [tuple(None if pd.isna(v) else v for v in row) for row in found] == shapes and set(

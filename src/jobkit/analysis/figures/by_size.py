@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.figures import style
 from jobkit.analysis.findings.forecast import Forecast
-from jobkit.analysis.scaling.sizes import Size, fewest_nodes
-from jobkit.analysis.tables.text import counted, counted_ranks
+from jobkit.analysis.scaling.sizes import Size, fewest_nodes, where
+from jobkit.analysis.tables.text import counted
 
 _MAX_BARS = 12  # under each other
 Values = tuple[float, ...]  # of each repeat, or one of their size
@@ -234,7 +234,7 @@ def comparison_figure(results: Results) -> Figure | None:
         return None
     # One process is compared where nothing else is: how series scale shows on several.
     place = max(groups, key=lambda place: (place[2] > 1, len(groups[place]), place[2]))
-    _, rate, devices, nodes = place
+    rate = place[1]
     names, note = style.fastest(results, (s.series for s in groups[place]), _MAX_BARS)
     shown = [s for s in groups[place] if s.series in names]
     memory = "per GPU, allocated" if style.unit(results) == "GPUs" else "per process, resident"
@@ -245,8 +245,7 @@ def comparison_figure(results: Results) -> Figure | None:
     }
     series = [style.short(s.series) for s in shown]
     table = pd.DataFrame(columns, index=series, dtype=float).dropna(axis=1, how="all")
-    on = f" on {nodes} nodes" if nodes > 1 else ""
-    title = f"{results.name}: side by side at {counted_ranks(devices, style.unit(results))}{on}"
+    title = f"{results.name}: side by side at {where(shown[0], style.unit(results))}"
     figure, axes = style.new_figure(table.shape[1], title + note, style.subtitle(results))
     figure.set_figheight(2.2 + 0.42 * len(shown))
     look = style.looks(s.series for s in results.sizes)

@@ -153,9 +153,8 @@ def save(figure: Figure, *paths: Path) -> None:
 
 
 def unit(results: Results) -> str:
-    """What a rank is: a GPU, or a process."""
-    on_gpus = (results.runs["device_type"] == "cuda").any()
-    return "GPUs" if on_gpus else "processes (ranks)"
+    """What is counted: GPUs, or ranks where there is none."""
+    return "GPUs" if (results.runs["device_type"] == "cuda").any() else "ranks"
 
 
 def fastest(results: Results, names: Iterable[str], limit: int) -> tuple[list[str], str]:

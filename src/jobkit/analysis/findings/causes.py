@@ -38,7 +38,6 @@ from jobkit.spec.runspec import STRATEGIES
 _CLOCKS = 0.02  # by which the host's clock and a GPU's events may differ
 _MIN_TOLERANCE, _TOLERANCE = 0.02, 0.1  # of the logarithm of an efficiency, and of its loss
 _NAMED = 1 / 3  # of the loss: a factor with less is not named
-_WORTH = 0.01  # a smaller loss of an efficient size is not named
 _ANOTHER_DAY_S = 12 * 3600
 # What may differ between the runs of two sizes, and how it is called.
 _DIFFER = {
@@ -53,7 +52,6 @@ _DIFFER = {
     "cudnn_version": "cuDNN",
     "python_version": "Python",
 }
-_LOAD = 0.05  # a difference of other programs' load that is named
 
 
 @dataclass(frozen=True)
@@ -134,9 +132,10 @@ def cause_of(results: Results, size: Size) -> str:
     if before > _NAMED * max(before, total):  # another strategy is faster on one rank
         slower = f"{size.series} on {first.world_size} is {1 - (first.efficiency or 1):.0%} slower"
         return f", because {slower} than {size.base_series}"
-    lost = _losses(results, size, first)
-    first, factors = lost or (first, {})
-    total += math.log(first.efficiency or 1)
+    measured = (one for one in size_breakdowns(results) if one.size == size and one.first != size)
+    own = next(measured, None)
+    factors = _of_breakdown(own) if own else Factors()
+    total += math.log((own.first if own else first).efficiency or 1)
     explained = math.prod(factor for factor, _ in factors.values())
     known = -math.log(explained)
     ends = size.interval("efficiency")
@@ -144,16 +143,14 @@ def cause_of(results: Results, size: Size) -> str:
     gap = total - known
     close = abs(gap) <= max(half, _MIN_TOLERANCE, _TOLERANCE * total)
     words = " and ".join(_named(factors, total if gap > 0 and not close else known))
-    if lost is None:
+    if own is None:
         text = "; what it is lost to was not measured"
     elif close:
         grown = -math.log(factors.get("computation", (1.0, ""))[0])
         different = different if grown > 0 and grown >= _NAMED * known else []
         text = f", because {words}" if words else ""
     elif gap < 0:
-        load = median_of(rows_of(results, size), "other_load_mean") or 0.0
-        more = ": profile more (--why 20)" * (load <= MAX_OTHER_LOAD)
-        text = f"; its profiled steps show {explained:.0%}, as {words}{more}"
+        text = f"; its profiled steps show {explained:.0%}, as {words}"
     else:
         different = different or ["nothing that is recorded differs"]
         text = f"; {f'{words}, but ' if words else ''}{gap / total:.0%} of the loss is outside of "
@@ -161,31 +158,10 @@ def cause_of(results: Results, size: Size) -> str:
     return "; ".join(filter(None, [text, ", ".join(different)])) if text else ""
 
 
-def largest_loss(results: Results, size: Size) -> str:
-    """The largest measured loss of a size that is efficient, as the end of a sentence."""
-    first = next(s for s in results.sizes if s.series == size.series and s.speed_up)
-    _, factors = _losses(results, size, first) or (first, Factors())
-    factor, words = min(factors.values(), default=(1.0, ""))
-    return f"; largest measured loss: {words}" if factor < 1 - _WORTH else ""
-
-
 def _named(factors: Factors, total: float) -> list[str]:
     """The words of the factors that make up a third of a loss or more, the largest first."""
     parts = sorted(factors.values())
     return [words for factor, words in parts if factor < 1 and -math.log(factor) >= _NAMED * total]
-
-
-def _losses(results: Results, size: Size, first: Size) -> tuple[Size, Factors] | None:
-    """What was measured of a size, and since which smaller one: its steps, or its wait for data."""
-    for one in size_breakdowns(results):
-        if one.size == size and one.first != size:
-            return one.first, _of_breakdown(one)
-    ok, before = rows_of(results, size), rows_of(results, first)
-    wait, smaller = (median_of(table, "data_wait_share") for table in (ok, before))
-    if wait is None or smaller is None or not wait < 1 or not smaller < 1:
-        return None
-    words = f"waiting for data takes {wait:.0%} of the time"
-    return first, {"data_wait": ((1 - wait) / (1 - smaller), words)}
 
 
 def _of_breakdown(one: SizeBreakdown) -> Factors:
@@ -251,10 +227,10 @@ def differences(results: Results, size: Size, base: Size) -> list[str]:
     here, there = (values_of(table, "threads_used") for table in (own, other))
     if here and there and here != there and values_of([*own, *other], "device_type") == ["cpu"]:
         fix = "--threads 1" if size.strategy in STRATEGIES else "OMP_NUM_THREADS=1"
-        words = f"another thread count per process ({_short(here)}, not {_short(there)}: set {fix})"
+        words = f"another thread count ({_short(here)}, not {_short(there)}: set {fix})"
         different.insert(0, words)
     loads = [median_of(table, "other_load_mean") for table in (own, other)]
-    if None not in loads and loads[0] - loads[1] > _LOAD:  # type: ignore[operator]
+    if None not in loads and loads[0] - loads[1] > MAX_OTHER_LOAD:  # type: ignore[operator]
         different.append(f"other programs used {loads[0]:.0%} of the cores, {loads[1]:.0%} before")
     if not different:
         nodes = [{n for v in values_of(t, "node_list") for n in v.split(",")} for t in (own, other)]

@@ -17,10 +17,9 @@ import pandas as pd
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.collect.why import busy_clause
 from jobkit.analysis.findings.causes import base_of, differences, median_of, rows_of, values_of
-from jobkit.analysis.scaling.sizes import Size
+from jobkit.analysis.scaling.sizes import Size, where
 from jobkit.analysis.scaling.spread import tail
-from jobkit.analysis.tables.frames import records
-from jobkit.analysis.tables.text import counted, counted_ranks, say_accuracy, some
+from jobkit.analysis.tables.text import counted, say_accuracy, some
 from jobkit.outcome.state import UNDER_WAY
 
 BUSY = 0.5  # share of the time below which GPUs that compute no more are limited by the host
@@ -33,7 +32,6 @@ _SLOW_NODE = 0.04  # how much slower runs on some nodes are
 _BY_CHANCE, _DRAWS, _MAX_DRAWN = 0.1, 200, 1000  # that slow runs have nodes of their own
 _FELL, _POINTS, _LOSS = 0.01, 0.005, 0.01  # of accuracy: to tune, worth a word; the same of a loss
 _SHOWN = 4
-_ENDED = ("cancelled", "preempted")  # by the scheduler or its user: nothing failed
 _INFERRED = "inferred"  # of the work of a step: nobody has stated it
 
 
@@ -54,7 +52,7 @@ def caveats(results: Results, unit: str, request: Size | None = None) -> list[Ca
     slow = list(_slow_nodes(results, request))
     return [
         *_before_all(results, compared, unit),
-        *_failed(results, own, series is None, unit),
+        *([Caveat(failed)] if (failed := failure(results, own, unit)) else ()),
         *_accuracy(results, compared, unit),
         *slow,
         *_different(results, compared, unit),
@@ -72,15 +70,6 @@ def disturbed(results: Results) -> bool:
     rows = [results.rows[run] for size in results.sizes for run in size.ok_runs]
     rows = [row for row in rows if row.get("device_type") == "cpu"]
     return (median_of(rows, "other_load_mean") or 0.0) > _DISTURBED
-
-
-def where(size: Size, unit: str) -> str:
-    """How many GPUs and, where there are several nodes, on how many."""
-    count = size.world_size if unit == "ranks" else size.devices
-    if not (count := count or size.world_size):
-        return "an unknown number of ranks"
-    on = f" on {size.nodes} nodes" if (size.nodes or 1) > 1 else ""
-    return f"{counted_ranks(count, unit)}{on}"
 
 
 def _before_all(results: Results, compared: Sequence[Size], unit: str) -> Iterator[Caveat]:
@@ -106,38 +95,24 @@ def _before_all(results: Results, compared: Sequence[Size], unit: str) -> Iterat
         yield Caveat(text, first=True)
 
 
-def _failed(results: Results, own: Sequence[Size], named: bool, unit: str) -> Iterator[Caveat]:
-    """The size of which most runs failed, and why."""
-    if bad := [s for s in own if s.not_ok]:
-        worst = max(bad, key=lambda s: (len(s.not_ok) / s.runs_planned, s.world_size or 0))
-        of = f" with {worst.series}" if named else ""
-        verb = outcome_of(results, worst)
-        verb = f"were {verb}" if verb in _ENDED else verb
-        verb = verb if verb.startswith(("failed", "were")) else f"are {verb}"
-        count = f"{len(worst.not_ok)} of {worst.runs_planned} runs"
-        yield Caveat(f"on {where(worst, unit)}{of} {count} {verb}")
+def failure(results: Results, sizes: Sequence[Size], unit: str) -> str:
+    """How many runs of the worst of these sizes are not ok, and why; empty where all are ok."""
+    bad = [s for s in sizes if s.not_ok]
+    if not bad:
+        return ""
+    worst = max(bad, key=lambda s: (len(s.not_ok) / s.runs_planned, s.world_size or 0))
+    named = f" with {worst.series}" if len({s.series for s in results.sizes}) > 1 else ""
+    count = f"{len(worst.not_ok)} of {worst.runs_planned} runs are not ok"
+    return f"on {where(worst, unit)}{named} {count} ({_reason_of(results, worst)})"
 
 
-def outcome_of(results: Results, size: Size) -> str:
-    """What became of the runs of a size that are not ok: missing, or failed with a reason."""
-    if all(status in UNDER_WAY for status in size.not_ok):
-        return "not finished"
-    # Of as many the one that says why.
-    status = mode(sorted(size.not_ok, key=(*_ENDED, *UNDER_WAY).__contains__))
-    reason = reason_of(results, size)
-    if status in _ENDED:
-        return status
-    return status if reason == status else f"failed ({reason})"
-
-
-def reason_of(results: Results, size: Size) -> str:
+def _reason_of(results: Results, size: Size) -> str:
     """Why the runs of a size are not ok: the reason of most, in a few words."""
     place = ("series", "world_size", "nodes")
     reasons = sorted(
-        row.get("reason") or row["status"]
+        row["status"] if row["status"] in UNDER_WAY else row.get("reason") or row["status"]
         for row in results.rows.values()
-        if row["status"] not in ("ok", *UNDER_WAY)
-        and all(row.get(name) == getattr(size, name) for name in place)
+        if row["status"] != "ok" and all(row.get(name) == getattr(size, name) for name in place)
     )
     text = mode(reasons) if reasons else size.not_ok[0]
     text = re.sub(r"^(rank \d+: )?([\w.]*(Error|Exception): )?", "", text).split(". ")[0].strip()
@@ -186,8 +161,7 @@ def _accuracy(results: Results, compared: Sequence[Size], unit: str) -> Iterator
     found = changes(results, compared, "val_accuracy")
     if fallen := [c for c in found if c.matters and c.fell >= _FELL]:
         ends = f"{say_accuracy(fallen[0].before)} to {say_accuracy(fallen[0].after)}"
-        noun = "GPUs" if unit == "GPUs" else "ranks"
-        yield Caveat(f"accuracy falls from {ends} on {fallen[0].size.devices} {noun}: tune first")
+        yield Caveat(f"accuracy falls from {ends} on {fallen[0].size.devices} {unit}: tune first")
 
 
 def _rated(results: Results, column: str, sizes: Sequence[Size] | None = None) -> pd.DataFrame:
@@ -319,19 +293,15 @@ def _nodes(results: Results, compared: Sequence[Size]) -> Iterator[Caveat]:
     """Runs that used a node at the same time; repeats on one set of nodes, another of each size."""
     needed = ["job_id", "node_list", "start_time_s", "end_time_s"]
     runs = results.runs[["run_id", "status", *needed]].dropna(subset=needed)
-    newest: dict[str, tuple[float, str]] = {}  # by node: the latest end, and whose it is
-    nodes, disturbed = set[str](), set[str]()
-    for run in records(runs.sort_values("start_time_s")):
-        for node in set(run["node_list"].split(",")):
-            end, before = newest.get(node, (0.0, ""))
-            if run["start_time_s"] < end:
-                nodes.add(node)
-                disturbed |= {before, run["run_id"]}
-            newest[node] = max((end, before), (run["end_time_s"], run["run_id"]))
-    disturbed &= set(runs["run_id"][runs["status"] == "ok"])  # a failed run may be the other one
-    if disturbed:
-        which = some(sorted(nodes), _SHOWN)
-        text = f"{counted(len(disturbed), 'run')} shared nodes ({which}) with others"
+    each = runs.assign(node=runs["node_list"].str.split(",")).explode("node")
+    each = each.drop_duplicates(["run_id", "node"]).sort_values("start_time_s")
+    start, end, node = each["start_time_s"], each["end_time_s"], each["node"]
+    before = end.groupby(node).transform(lambda ends: ends.cummax().shift())
+    after = start.groupby(node).shift(-1)
+    shared = each[start.lt(before).fillna(False) | end.gt(after).fillna(False)]
+    if count := shared["run_id"][shared["status"] == "ok"].nunique():
+        which = some(sorted(shared["node"].unique()), _SHOWN)
+        text = f"{counted(count, 'run')} shared nodes ({which}) with others"
         yield Caveat(f"{text}: use --exclusive", doubts=True)
     lists = _rated(results, "node_list", compared)
     lists["value"] = [",".join(sorted(text.split(","))) for text in lists["value"]]

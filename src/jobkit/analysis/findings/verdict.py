@@ -9,15 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.findings.causes import base_of, cause_of, largest_loss, values_of
+from jobkit.analysis.findings.causes import base_of, cause_of, values_of
 from jobkit.analysis.findings.conditions import (
     Caveat,
     caveats,
     changes,
     differ,
     disturbed,
-    outcome_of,
-    where,
+    failure,
 )
 from jobkit.analysis.scaling.scaling import (
     FASTER,
@@ -27,12 +26,11 @@ from jobkit.analysis.scaling.scaling import (
     spread_of,
     surely_faster,
 )
-from jobkit.analysis.scaling.sizes import Size, fewest_nodes
-from jobkit.analysis.tables.text import counted, rounded, say, say_accuracy, some
+from jobkit.analysis.scaling.sizes import Size, fewest_nodes, where
+from jobkit.analysis.tables.text import rounded, say, say_accuracy, sentence, some
 
 LEAST = 0.8  # the parallel efficiency that a size to request must have
 MAX_WORDS = 100
-_MIN_CAVEATS = 2  # that stand in the first line however long the others are
 _SHOWN = 3  # series
 _AT = " at 95%"  # the confidence of an interval
 _SHORT_S = 0.001  # below it, what an epoch costs is no help
@@ -43,7 +41,7 @@ _MEASURES: dict[str, tuple[str, Callable[[float], str]]] = {
 
 
 def verdict(results: Results, unit: str, least: float = LEAST) -> list[str]:
-    """The lines, the most important first. unit: GPUs, processes (ranks), or ranks."""
+    """The lines, the most important first. unit: GPUs, or ranks."""
     measured = [s for s in results.sizes if s.throughput is not None]
     if not measured:
         return ["Nothing was measured: no successful run has a rate.", _runs(results, unit)]
@@ -55,42 +53,36 @@ def verdict(results: Results, unit: str, least: float = LEAST) -> list[str]:
     fastest = [_fastest(results, sizes, unit, least) for sizes in kinds.values()]
     parts = [f"{title}{text}" for title, text in zip(titles, fastest, strict=True) if text]
     changed, steady = _learning(results, unit, requests[0][1])
-    others = [
-        f"Fastest: {'. '.join(parts)}." if parts else "",
-        _limits(results, measured, unit, least),
-        changed,
-        _runs(results, unit),
+    first = [
+        f"{title}{''.join(f'{sentence(c.text)} ' for c in doubts if c.first)}{text}"
+        for title, (text, doubts) in zip(titles, requests, strict=True)
     ]
+    words = len(" ".join(first).split())
 
-    def count() -> int:
-        said = [*others, *(text for text, _ in requests)]
-        said += [c.text for _, doubts in requests for c in doubts[:_MIN_CAVEATS]]
-        return len(" ".join(said).split())
+    def fitting(*texts: str) -> list[str]:
+        """The texts for which words are left, in their order."""
+        nonlocal words
+        shown = []
+        for text in texts:
+            if text and words + len(text.split()) <= MAX_WORDS:
+                words += len(text.split())
+                shown.append(text)
+        return shown
 
-    if count() > MAX_WORDS:  # what a size had that the line on efficiency names too
-        twice = [c for _, doubts in requests for c in doubts if _had(c) in others[1]]
-        requests = [(text, [c for c in doubts if c not in twice]) for text, doubts in requests]
-    words = count()
-    for text in (steady, _memory(results, unit)):  # they have a figure, and are the first to go
-        if words + len(text.split()) <= MAX_WORDS:
-            words += len(text.split())
-            others[2] = f"{others[2]} {text}".strip()
-    first = []
-    for title, (text, doubts) in zip(titles, requests, strict=True):
-        before, clauses = "", [text]
-        for i, caveat in enumerate(doubts):
-            words += len(caveat.text.split()) if i >= _MIN_CAVEATS else 0
-            if caveat.first:
-                before += f"{caveat.text[0].upper()}{caveat.text[1:]}. "
-            elif i < _MIN_CAVEATS or words <= MAX_WORDS:
-                clauses.append(caveat.text)
-        first.append(f"{title}{before}{'; '.join(clauses)}.")
-    return [" ".join(first), *filter(None, others)]
-
-
-def _had(caveat: Caveat) -> str:
-    """What a caveat says that a size had; a line break, which no line has, for any other."""
-    return caveat.text.partition(" had ")[2].partition(" (")[0] or "\n"
+    # What matters most has words first; the rest stands in a table or figure.
+    later = [[c.text for c in doubts if not c.first] for _, doubts in requests]
+    gravest = [fitting(*texts[:1]) for texts in later]
+    runs = fitting(_runs(results, unit))
+    limits = fitting(_limits(results, measured, unit, least))
+    best = fitting(f"Fastest: {'. '.join(parts)}." if parts else "")
+    learnt = fitting(changed)
+    others = [fitting(*texts[1:]) for texts in later]
+    learnt += fitting(steady, _memory(results, unit))
+    request = " ".join(
+        f"{'; '.join([text, *one, *more])}."
+        for text, one, more in zip(first, gravest, others, strict=True)
+    )
+    return [request, *best, *limits, *filter(None, [" ".join(learnt)]), *runs]
 
 
 def request_of(results: Results, least: float = LEAST) -> Size | None:
@@ -157,27 +149,11 @@ def _request(
         notes = [s.note for s in sizes if s.note and s.note.startswith("not compared")]
         if notes and all(s.efficiency is None for s in sizes):
             return f"Nothing can be requested: {notes[0]}", doubts
-        if len({s.place[1:] for s in sizes}) > 1:
-            return "No size to request: no larger size is efficient", doubts
-        names = list(dict.fromkeys(s.series for s in sizes))
-        verb = "were" if len(names) > 1 else "was"
-        return f"No size to request: {_list(names)} {verb} measured at one size only", doubts
+        why = f"no size beyond the base has {least:.0%} parallel efficiency"
+        return f"No size to request: {why}", doubts
     text = f"Request {where(size, unit)} with {size.series}"
     base = base_of(results, size)
     if base is None or size is base:
-        larger = [
-            s
-            for s in sizes
-            if s.base_series == size.series
-            and (s.devices or 0) > (size.devices or 0)
-            and (s.efficiency or 0) < least
-        ]
-        after = min(larger, key=lambda s: (s.devices or 0, -(s.efficiency or 0)), default=None)
-        if after:
-            verb = "may have" if _unsure(after, least, doubts) else "have"
-            named = f" with {after.series}" if after.series != size.series else ""
-            text += f": {where(after, unit)}{named} {verb} less than {least:.0%} "
-            text += "parallel efficiency"
         return text, doubts
     same = base.series == size.series
     over = where(base, unit) if same else f"{base.series} on {where(base, unit)}"
@@ -215,33 +191,23 @@ def _unsure(size: Size, least: float, doubts: Sequence[Caveat]) -> bool:
 
 
 def _fastest(results: Results, sizes: Sequence[Size], unit: str, least: float) -> str:
-    """The fastest size, and the series and sizes that may be as fast; copies are none of them."""
+    """The fastest size, and the series that may be as fast; nothing where none is compared."""
     pool = spread_of(results.sizes)
-    rows = ([results.rows[run] for run in size.ok_runs] for size in sizes)
-    copies = [values_of(own, "ranks_together") == ["none"] for own in rows]
-    sizes = [s for s, copied in zip(sizes, copies, strict=True) if not copied]
-    sizes = [s for s in sizes if s.efficiency is not None] or sizes
-    if not sizes:
+    # What must not be compared, as copies of one program, is not the fastest either.
+    known = [s for s in sizes if s.efficiency is not None] or [s for s in sizes if not s.note]
+    if not known:
         return ""
-    best = max(sizes, key=lambda s: s.throughput or 0)
+    best = max(known, key=lambda s: s.throughput or 0)
     rate = best.throughput or 0
     text = f"{best.series} on {_short(best, unit)}, {rounded(rate)} {best.throughput_unit}"
     if best.efficiency is not None and not best.is_base:
         text += f" at {percent(best.efficiency, least)} efficiency"
-    text += _of_few(best)
-    same = [s for s in sizes if comparable_at(s) == comparable_at(best) and s is not best]
-    own = [s for s in sizes if s.series == best.series and (s.devices or 0) < (best.devices or 0)]
+    same = [s for s in known if comparable_at(s) == comparable_at(best) and s is not best]
     if pool:
         equal = [s.series for s in same if may_be_equal(best, s, pool)]
-        equal += [_short(s, unit) for s in own[-1:] if may_be_equal(best, s, pool)]
     else:
         equal = [s.series for s in same if (s.throughput or 0) * FASTER > rate]
     return text + (f"; {_list(equal)} may be as fast" if equal else "")
-
-
-def _of_few(size: Size) -> str:
-    """How many runs a number is of, where others failed."""
-    return f" ({size.runs_ok} of {size.runs_planned} runs)" if size.not_ok else ""
 
 
 def _list(names: Sequence[str]) -> str:
@@ -266,19 +232,11 @@ def _limits(results: Results, measured: Sequence[Size], unit: str, least: float)
     own = next((s for s in shown if request and s.series == request.series), shown[0])
     text = f"{_short(own, unit)}: {share_of(own, least, _AT)}"
     if len(names) > 1:
-        also = [
-            s.series if s.devices == own.devices else f"{s.series} at {s.devices}"
-            for s in shown
-            if s is not own
-        ]
-        named = f"; also {_list(also)}" if also else ""
-        text = f"{_short(own, unit)} ({own.series}: {percent(own.efficiency, least)}{named})"
-    text += _of_few(own)
+        text = f"{_short(own, unit)} ({own.series}: {share_of(own, least, _AT)})"
     unsure = _unsure(own, least, caveats(results, unit))
     if not falls:
         verb = "seems to stay" if unsure else "stays"
-        cause = "" if disturbed(results) else largest_loss(results, own)
-        return f"Efficiency {verb} above {least:.0%} up to {text}{cause}."
+        return f"Efficiency {verb} above {least:.0%} up to {text}."
     verb = "seems to fall" if unsure else "falls"
     cause = "" if disturbed(results) else cause_of(results, own)
     return f"Efficiency {verb} below {least:.0%} at {text}{cause}."
@@ -332,16 +290,8 @@ def _memory(results: Results, unit: str) -> str:
 
 
 def _runs(results: Results, unit: str) -> str:
-    """How many runs are ok; of which sizes runs are not, and why."""
+    """How many runs are ok; of the size where most are not, why."""
     total, ok = len(results.runs), int((results.runs["status"] == "ok").sum())
-    if ok == total:
-        return f"All {total} runs ok." if total > 1 else "The one run is ok."
-    bad = sorted((s for s in results.sizes if s.not_ok), key=lambda s: -len(s.not_ok))
-    parts = [
-        f"{s.series} on {_short(s, unit)}: {len(s.not_ok)} of {s.runs_planned} "
-        + outcome_of(results, s)
-        for s in bad[:2]
-    ]
-    if len(bad) > 2:
-        parts.append(f"{counted(len(bad) - 2, 'more size')} with failures")
-    return f"{ok} of {total} runs ok; {'; '.join(parts)}."
+    if ok < total:
+        return f"{ok} of {total} runs ok; {failure(results, results.sizes, unit)}."
+    return f"All {total} runs ok." if total > 1 else "The one run is ok."

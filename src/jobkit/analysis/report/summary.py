@@ -24,7 +24,7 @@ def print_summary(results: Results, console: Console | None = None) -> None:
     if console is None:
         console = Console(highlight=False)
         console = console if console.is_terminal else Console(highlight=False, width=_WIDE)
-    content, of = _content(results), unit(results).removeprefix("processes ").strip("()")
+    content, of = _content(results), unit(results)
     console.print(Text(f"{results.name}: {content['runs_ok']} of {content['runs']} runs ok"))
     table = proposal_table(results, of, terminal=True)
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.collect.rows import OF_EPOCHS, WALL_TIME
+from jobkit.analysis.collect.rows import WALL_TIME
 from jobkit.analysis.findings.conditions import caveats
 from jobkit.analysis.findings.forecast import SOURCES, Forecast, forecast_table
 from jobkit.analysis.findings.verdict import LEAST, percent, request_of, share_of
@@ -18,12 +18,10 @@ from jobkit.analysis.tables.text import (
     rounded,
     say,
     say_accuracy,
-    some,
+    sentence,
     with_interval,
 )
 from jobkit.errors import UsageError
-
-_SCALES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 
 
 def time_per(sizes: Sequence[Size]) -> str:
@@ -37,7 +35,7 @@ def proposal_table(
 ) -> TextTable:
     """The scaling of a study, a row for each series and size, with its base and its caveats.
 
-    unit: GPUs, or processes (ranks). What is the same in all rows is a note, so that the table fits
+    unit: GPUs, or ranks. What is the same in all rows is a note, so that the table fits
     a page. terminal: memory, accuracy and rate in place of costs and intervals.
     """
     sizes, per = results.sizes, time_per(results.sizes)
@@ -73,18 +71,8 @@ def proposal_table(
                 for s in sizes
             ]
     else:
-        # Hours, the time to an accuracy, and the energy, where all of it is of one scope.
-        goals = [s.target_accuracy for s in sizes if s.time_of == EPOCH and s.target_accuracy]
-        to_goal = f"time to {say_accuracy((goals or [0])[0], 0)} accuracy (s)"
         columns[f"{_hours(unit)} {per}"] = cells("gpu_hours", "{:.3g}")
         columns[f"node-hours {per}"] = cells("node_hours", "{:.3g}")
-        columns[to_goal] = cells("time_to_accuracy_s", "{:.4g}")
-        scopes = {s.joules_of for s in sizes if s.joules_of}
-        units = {s.throughput_unit.partition("/")[0].removesuffix("s") for s in sizes}
-        if len(scopes) == 1:
-            work = units.pop() if len(units) == 1 else "unit of work"
-            columns[f"J per {work} ({scopes.pop()})"] = cells("joules_per_work", "{:.3g}")
-            columns[f"kWh {per}"] = cells("energy_kwh", "{:.3g}")
     shown = {
         head: column
         for head, column in columns.items()
@@ -94,11 +82,8 @@ def proposal_table(
     if len(scalings) == 1:
         (scaling,) = scalings
         kind = f"{scaling.capitalize()} scaling. "
-        if scaling == NONE and results.paths.given_logs.exists():
-            kind = "Strong or weak scaling: not known, say it with --scaling. "
-        elif scaling == NONE:
-            kind = "Strong or weak scaling: not known, state --unit samples --work-per-step 64 "
-            kind += "(strong) or '{64 * ranks}' (weak). "
+        if scaling == NONE:
+            kind = "Strong or weak scaling is not known: state it (--scaling, --work-per-step). "
     rows = [list(row) for row in zip(*shown.values(), strict=True)]
     notes = _notes(results, unit, kind, least)
     return TextTable(list(shown), rows, 2 if "scaling" in shown else 1, notes)
@@ -111,16 +96,12 @@ def _hours(unit: str) -> str:
 def _notes(results: Results, unit: str, kind: str, least: float) -> list[str]:
     """The table's notes: the base, the intervals, what the costs leave out, and all caveats."""
     sizes = results.sizes
-    base_of = {s.series: s.baseline.rsplit(": ", 1) for s in sizes if s.baseline}
-    of_base: dict[str, list[str]] = {}  # the series of each serial run that is a base
-    for series, (base, rule) in base_of.items():
-        if rule == SERIAL_BASE:
-            of_base.setdefault(f"{rule}, {base}", []).append(series)
-    rules = [f"{text}, for {some(names, 3)}" for text, names in of_base.items()] + [OWN_BASE]
-    if of_base and len({base for base, _ in base_of.values()}) == 1:
-        rules = [*of_base]
+    bases = [s.baseline.rsplit(": ", 1) for s in sizes if s.baseline]
+    rules = [*dict.fromkeys(f"{rule}, {base}" for base, rule in bases if rule == SERIAL_BASE)]
+    if not rules or len({base for base, _ in bases}) > 1:
+        rules.append(OWN_BASE)
     base = f"Speed-up and parallel efficiency are relative to {'; else to '.join(rules)}."
-    lines = [kind + (base if base_of else "No size is compared with another.")]
+    lines = [kind + (base if bases else "No size is compared with another.")]
     if any(s.spread_from for s in sizes):
         lines.append(
             "In brackets: 95% interval of the median over runs, from the spread of the repeats "
@@ -129,29 +110,21 @@ def _notes(results: Results, unit: str, kind: str, least: float) -> list[str]:
     if any(s.gpu_hours for s in sizes):
         shares = sorted(float(row[-1].rstrip("%")) for row in run_costs(results).rows)
         span = " to ".join(f"{share:.0f}" for share in dict.fromkeys(shares[:1] + shares[-1:]))
-        goal = " and the time to an accuracy" * any(s.time_to_accuracy_s for s in sizes)
         lines.append(
-            f"Hours{goal} are means: {_beside(results)}"
+            f"Hours are means: {_beside(results)}"
             + (f", {span}% of the training in these runs." if shares else ".")
         )
     if any(s.nodes is None and s.throughput for s in sizes):
         lines.append("Nodes are not known: collect with --gpus-per-node for node-hours.")
     found = caveats(results, unit, request_of(results, least))
-    return lines + [_sentence(c.text) for c in found]
+    return lines + [sentence(c.text) for c in found]
 
 
 def _beside(results: Results) -> str:
     """What comes on top of the time of the training, as its rate was measured."""
-    sources = {*results.runs["throughput_source"].dropna()}
-    if sources <= {"meter", OF_EPOCHS}:
-        return "evaluation, checkpoints and start-up come on top"
-    if sources == {WALL_TIME}:
+    if {*results.runs["throughput_source"].dropna()} == {WALL_TIME}:
         return "of whole runs, start-up included"
-    return "start-up comes on top; evaluation and checkpoints may be in the times of the steps"
-
-
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."
+    return "start-up comes on top, evaluation and checkpoints where they are outside of the steps"
 
 
 def run_costs(results: Results) -> TextTable:
@@ -188,14 +161,14 @@ def project_table(
 ) -> TextTable:
     """The hours of a whole project at each size: count runs of an amount of work each.
 
-    work: as 300e9 tokens, 1.2M images or 90 epochs. Raises UsageError for another text, and where
+    work: as 300e9 tokens or 90 epochs. Raises UsageError for another text, and where
     no size measures that unit.
     """
-    parts = re.fullmatch(r"\s*(\d+\.?\d*(?:e[+-]?\d+)?)\s*([kMGBT]?)\s+(\w+)\s*", work)
-    amount = float(parts[1]) * _SCALES[parts[2]] if parts else 0.0
+    parts = re.fullmatch(r"\s*(\d+\.?\d*(?:e[+-]?\d+)?)\s+(\w+)\s*", work)
+    amount = float(parts[1]) if parts else 0.0
     if not parts or amount <= 0:
         raise UsageError(f"--work {work!r}: an amount and its unit, as '300e9 tokens'")
-    name = parts[3].rstrip("s")
+    name = parts[2].rstrip("s")
     # Series, a measured size, ranks, nodes, and the rate of the training with its ends.
     lines: list[tuple[str, Size, int, int | None, Sequence[float]]] = []
     for size in results.sizes:
@@ -256,7 +229,7 @@ def forecast_rows(
         ]
         for row in records(forecast_table(results, forecasts))
     ]
-    notes = [_sentence(note) for f in forecasts for note in f.notes]
+    notes = [sentence(note) for f in forecasts for note in f.notes]
     notes += [
         f"Not measured: {SOURCES[law]}, by how well they predict the measured sizes, with the "
         "95 % prediction interval of one more run."

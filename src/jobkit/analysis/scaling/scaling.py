@@ -23,7 +23,7 @@ from typing import Any
 import pandas as pd
 
 from jobkit.analysis.scaling import spread
-from jobkit.analysis.scaling.sizes import EPOCH, IMAGES, Size, sizes
+from jobkit.analysis.scaling.sizes import EPOCH, IMAGES, Size, sizes, where
 from jobkit.analysis.scaling.spread import Pool, Sample
 from jobkit.analysis.tables.columns import SCALING
 from jobkit.analysis.tables.frames import Row, frame
@@ -163,7 +163,7 @@ def _compared(size: Size, base: Size | None, pool: Pool | None) -> Row:
         return row
     rule = OWN_BASE if base.series == size.series else SERIAL_BASE
     speed_up, share = size.throughput / base.throughput, base.devices / size.devices
-    row["baseline"] = f"{base.series} at {shape(base)}: {rule}"
+    row["baseline"] = f"{base.series} at {where(base, 'ranks')}: {rule}"
     row |= {"base_series": base.series, "base_world_size": base.world_size}
     row |= {"speed_up": speed_up, "efficiency": speed_up * share}
     factor = 1.0  # both ends are the value at the base itself
@@ -230,12 +230,6 @@ def may_be_equal(size: Size, other: Size, pool: Pool | None) -> bool:
     return all(rates for rates, _ in samples) and not (pool and pool.differ(*samples))
 
 
-def shape(size: Size) -> str:
-    """How many ranks, and on how many nodes, in words."""
-    ranks = counted(size.world_size or 0, "rank")
-    return f"{ranks} on {size.nodes} nodes" if (size.nodes or 1) > 1 else ranks
-
-
 def check_efficiency(
     measured: Sequence[Size], least: float, at: int
 ) -> tuple[list[str], list[str]]:
@@ -251,20 +245,20 @@ def check_efficiency(
         raise UsageError(f"--at {at}: the study has no such size (it has: {known or 'none'})")
     missed, unsure = list[str](), list[str]()
     for size in at_size:
-        where, value = f"{size.series} at {shape(size)}", size.efficiency
+        place, value = f"{size.series} at {where(size, 'ranks')}", size.efficiency
         if value is None or size.is_base:
             why = "no smaller size was measured to compare with"
-            missed.append(f"{where}: no efficiency: {why if value else size.note or _UNMEASURED}")
+            missed.append(f"{place}: no efficiency: {why if value else size.note or _UNMEASURED}")
             continue
         ends = size.interval("efficiency")
         low, high = ends or (value, value)
         words = f" [{low:.1%}, {high:.1%} at 95%]" if ends else ""
         base = f"(relative to {size.base_series} on {counted(size.base_world_size or 0, 'rank')})"
         if high < least:
-            missed.append(f"{where}: efficiency {value:.1%}{words} is below {least:.1%} {base}")
+            missed.append(f"{place}: efficiency {value:.1%}{words} is below {least:.1%} {base}")
         elif low < least:
             may = f"may be below {least:.1%}: repeat"
-            unsure.append(f"{where}: efficiency {value:.1%}{words} {may}")
+            unsure.append(f"{place}: efficiency {value:.1%}{words} {may}")
     several = {s.series for s in measured if s.strategy not in ONE_RANK}
     absent = sorted(several - {s.series for s in at_size})
     missed += [f"{name}: not planned at {counted(at, 'rank')}" for name in absent]

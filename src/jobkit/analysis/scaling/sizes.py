@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from jobkit.analysis.tables.frames import Row, records
+from jobkit.analysis.tables.text import counted
 from jobkit.spec.runspec import STRATEGIES
 
 IMAGES = "images/s"  # the unit of a training on images, which is jobkit's own
@@ -129,6 +130,18 @@ def sizes(runs: pd.DataFrame) -> list[Size]:
     measured = _with_times([_size(rows) for rows in groups.values()])
     order = {name: place for place, name in enumerate(STRATEGIES)}
     return sorted(measured, key=lambda s: (order.get(s.strategy or "", len(order)), *s.place))
+
+
+def where(size: Size, unit: str) -> str:
+    """How many GPUs or ranks and, where there are several nodes, on how many.
+
+    unit: GPUs, of which dp has several on one rank, or ranks.
+    """
+    count = size.world_size if unit == "ranks" else size.devices
+    if not (count := count or size.world_size):
+        return "an unknown number of ranks"
+    on = f" on {size.nodes} nodes" if (size.nodes or 1) > 1 else ""
+    return f"{counted(count, unit[:-1])}{on}"
 
 
 def fewest_nodes(sizes: Sequence[Size], series: str) -> list[Size]:

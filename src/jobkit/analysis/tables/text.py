@@ -11,7 +11,6 @@ import pandas as pd
 NONE = "-"
 # Of a head in LaTeX.
 _LINES: Any = {"width": 11, "break_long_words": False, "break_on_hyphens": False}
-RANKS = "ranks"  # the unit of a size where it is not said whether ranks are GPUs
 _LATEX = {c: f"\\{c}" for c in "&%$#_{}"}
 _LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}"}  # else other letters in the usual fonts
 _LATEX["["] = "{[}"  # at the start of a row it would be an argument of the line's end
@@ -99,9 +98,9 @@ def counted(count: int, word: str) -> str:
     return f"{count} {word if count == 1 else plural}"
 
 
-def counted_ranks(count: int, unit: str) -> str:
-    """The same for GPUs or processes; unit: as figures.drawing.unit says it, or ranks."""
-    return counted(count, {"GPUs": "GPU", RANKS: "rank"}.get(unit, "process"))
+def sentence(text: str) -> str:
+    """A clause as a sentence of its own."""
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def some(names: Sequence[str], most: int) -> str:
