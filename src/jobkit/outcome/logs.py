@@ -28,11 +28,6 @@ class Tail:
     lines: list[tuple[int, str]]
     whole: bool = True
 
-    @property
-    def raw(self) -> bytes:
-        """The lines again, as bytes, for the reader of records."""
-        return "\n".join(text for _, text in self.lines).encode()
-
 
 def read_tail(log: Path, size: int = TAIL_BYTES, within: Path | None = None) -> Tail:
     """Read the last lines of a log, at most size bytes of them; empty without a log.

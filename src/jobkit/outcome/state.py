@@ -10,8 +10,6 @@ the rest was read, all is read once more.
 """
 
 import contextlib
-import io
-import os
 import signal
 import socket
 import time
@@ -21,11 +19,9 @@ from typing import Any
 
 from jobkit.errors import Exit
 from jobkit.files import file_names, is_regular
-from jobkit.metric import reader
-from jobkit.metric.kinds import Record
 from jobkit.outcome import evidence
 from jobkit.outcome.evidence import Sign, clean, find_sign, of_newest, with_hint
-from jobkit.outcome.logs import Tail, open_log, read_tail
+from jobkit.outcome.logs import Tail, read_tail
 from jobkit.outcome.slurm_jobs import GONE, Job, cluster
 from jobkit.paths import RunPaths, StudyPaths, read_json
 from jobkit.processes import is_alive, is_at_work
@@ -38,18 +34,7 @@ STATUSES = ("ok", *UNDER_WAY, *BAD_ENDS, "missing")
 # A run whose process cannot be queried counts as running if its files changed within this time.
 FRESH_S = 120.0
 Ask = Callable[[Iterable[str]], Mapping[str, Job]]  # what Slurm says of jobs, by their ids
-_METRICS_TAIL = 256 << 10
 _MAX_REASON = 4096  # characters
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ending:
-    """How an attempt ended, as the payload recorded it."""
-
-    status: str  # one of ENDINGS
-    reason: str = ""
-    file: str = ""  # which says so: RUN_ID/FILE
-    exit_code: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +45,7 @@ class Facts:
     job: Mapping[str, Any] | None = None  # who runs its newest start
     alive: bool | None = False  # whether that process is at work; None: not to be told from here
     attempt: int | None = None  # the newest; None: none is known
-    ending: Ending | None = None  # of that attempt
+    ending: Mapping[str, Any] | None = None  # of that attempt, see _ending
     logged: bool = False  # there is a log
     age_s: float | None = None  # since its files were last written, where nobody tells of its end
     tails: tuple[Tail, ...] = ()  # of its log and of Slurm's; left out where they decide nothing
@@ -86,7 +71,7 @@ def read_facts(paths: RunPaths) -> Facts:
     """Return the facts about a run, consistent as of one moment."""
     mark = _mark(paths)
     facts = _read_once(paths, *mark)
-    if facts.ending and facts.ending.status == "ok":
+    if facts.ending and facts.ending["status"] == "ok":
         return facts  # it stays so; of thousands of runs a second look would take seconds
     later = _mark(paths)
     return facts if later == mark else _read_once(paths, *later)
@@ -124,20 +109,16 @@ def _read_once(
     paths: RunPaths, job: Mapping[str, Any] | None, numbers: list[int], logged: bool
 ) -> Facts:
     """Return the facts, if nothing changes meanwhile; the order of the steps matters."""
-    alive, tail = is_at_work(job) if job and job.get("ended") is None else False, None
-    if not numbers:  # a script of the user's own may leave a log only
-        tail = read_tail(paths.log)
-        records = reader.scan(io.BytesIO(tail.raw))
-        numbers = sorted({r["attempt"] for r in records if isinstance(r, dict) and "v" in r})
+    alive = is_at_work(job) if job and job.get("ended") is None else False
     newest, first = numbers[-1] if numbers else None, (job or {}).get("first_attempt")
     first = first if type(first) is int else 0  # of the start that job.json describes
     started = newest is None or newest >= first  # else all that is there is of an earlier start
-    ending = _ending(paths, newest, tail, alive is True) if started else None
+    ending = None if newest is None or not started else _ending(paths, newest)
     tails: tuple[Tail, ...] = ()
-    ok = ending is not None and ending.status == "ok"
+    ok = ending is not None and ending["status"] == "ok"
     age_s = None if ok or _is_observed(job, alive) else _age_s(paths, numbers, logged)
     if not alive and not ok:
-        log = of_newest(tail or read_tail(paths.log), newest if started else first)
+        log = of_newest(read_tail(paths.log), newest if started else first)
         tails = (log, of_newest(read_tail(paths.scheduler_log), newest))
     return Facts(
         run_id=paths.folder.name,
@@ -162,38 +143,19 @@ def _is_observed(job: Mapping[str, Any] | None, alive: bool | None) -> bool:
     return job.get("launcher") != "run.sh" and job.get("host") != socket.gethostname()
 
 
-def _ending(paths: RunPaths, attempt: int | None, tail: Tail | None, alive: bool) -> Ending | None:
-    """How the newest attempt ended: its outcome file, else its run_end record."""
-    file, code = paths.outcome(attempt or 0), None
-    end = read_json(file) if attempt is not None else None
-    if end and end.get("status") in ENDINGS:
-        code = end.get("exit_code")
-    elif alive:
+def _ending(paths: RunPaths, attempt: int) -> Mapping[str, Any] | None:
+    """How an attempt ended, as recorded: status, reason, exit_code and file, RUN_ID/FILE."""
+    file = paths.outcome(attempt)
+    end = read_json(file)
+    if not end or end.get("status") not in ENDINGS:
         return None
-    else:
-        end, file = None, paths.metrics(attempt or 0)
-        if attempt is not None and is_regular(file):
-            with contextlib.suppress(OSError), open_log(file, paths.folder.parent, None) as stream:
-                stream.seek(max(0, stream.seek(0, os.SEEK_END) - _METRICS_TAIL))
-                end = _run_end(attempt, reader.read_file(stream))
-        if end is None:
-            file = paths.log
-            end = _run_end(attempt, reader.scan(io.BytesIO((tail or read_tail(file)).raw)))
-        if end is None:
-            return None
-    return Ending(
-        status=end["status"],
-        reason=str(end.get("reason") or "")[:_MAX_REASON],
-        file=str(file.relative_to(paths.folder.parent)),
-        exit_code=code if type(code) is int else None,
-    )
-
-
-def _run_end(attempt: int | None, records: Iterable[Record | str]) -> Record | None:
-    """The first run_end record of an attempt; that of a foreign script carries none."""
-    ends = (r for r in records if isinstance(r, dict) and r.get("kind") == "run_end")
-    known = (r for r in ends if r.get("status") in ENDINGS and r.get("attempt") == attempt)
-    return next(known, None)
+    code = end.get("exit_code")
+    return {
+        "status": end["status"],
+        "reason": str(end.get("reason") or "")[:_MAX_REASON],
+        "exit_code": code if type(code) is int else None,
+        "file": str(file.relative_to(paths.folder.parent)),
+    }
 
 
 def _age_s(paths: RunPaths, attempts: list[int], logged: bool) -> float | None:
@@ -222,7 +184,7 @@ def judge(facts: Facts, ordered: bool = False) -> RunState:
     ordered: an active launcher has still to start it, whatever it was before.
     """
     newest, end, code = facts.attempt, facts.ending, (facts.job or {}).get("exit_code")
-    code = code if type(code) is int else end.exit_code if end else None
+    code = code if type(code) is int else end["exit_code"] if end else None
     status, reason, *line = ("pending", "queued") if ordered else _verdict(facts, code)
     text, file = line or ("", "")
     return RunState(
@@ -240,7 +202,7 @@ def _verdict(facts: Facts, code: int | None) -> tuple[str, ...]:
     """The first case that applies: status and reason, with the line that shows it and its place."""
     job, end, age = facts.job, facts.ending, facts.age_s
     requested = (Exit.INTERRUPTED, Exit.TERMINATED)  # somebody asked for the end
-    if end and end.status == "ok":
+    if end and end["status"] == "ok":
         return "ok", f"its job then ended with exit code {code}" if code else ""
     if not (job or end or facts.attempt is not None or facts.logged):
         return "missing", "planned, never started"
@@ -248,19 +210,19 @@ def _verdict(facts: Facts, code: int | None) -> tuple[str, ...]:
         return "running", f"process {job['pid']}"
     signs = ((tail, sign) for tail in facts.tails if (sign := find_sign(tail)))
     strongest = max(signs, key=lambda pair: pair[1].strength, default=None)
-    if end and end.status == "preempted":
+    if end and end["status"] == "preempted":
         if strongest and strongest[1].of_scheduler and strongest[1].status != "preempted":
             return _by_sign(facts, *strongest)  # it says who requested the end, and why
-        reason = clean(end.reason) or "preempted"
+        reason = clean(end["reason"]) or "preempted"
         # INT or TERM to run.sh itself is for the run, not only for its ranks.
-        return "cancelled" if code in requested else "preempted", reason, reason, end.file
+        return "cancelled" if code in requested else "preempted", reason, reason, end["file"]
     if end:
-        recorded = evidence.judge(end.reason)
-        if strongest and (strongest[1].strength >= recorded.strength or not end.reason):
+        recorded = evidence.judge(end["reason"])
+        if strongest and (strongest[1].strength >= recorded.strength or not end["reason"]):
             return _by_sign(facts, *strongest)
-        status = "cancelled" if end.exit_code in requested else recorded.status
+        status = "cancelled" if end["exit_code"] in requested else recorded.status
         reason = recorded.reason or "the run recorded status failed"
-        return status, reason, recorded.text, end.file
+        return status, reason, recorded.text, end["file"]
     if strongest:
         return _by_sign(facts, *strongest)
     if job and code is not None:
@@ -277,7 +239,7 @@ def _verdict(facts: Facts, code: int | None) -> tuple[str, ...]:
         when = f"{age:.0f} s ago" if age >= 0 else f"{-age:.0f} s ahead of this machine's clock"
         return "running", f"its files changed {when}"
     else:
-        reason = "exited without a run_end record or an outcome file"
+        reason = "exited without an outcome file"
     return "failed", reason, *_last_line(facts)
 
 

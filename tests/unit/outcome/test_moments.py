@@ -146,7 +146,7 @@ def test_no_verdict_is_a_lie_whatever_the_moment(tell, allowed, tmp_path, monkey
         look()
         return {i: Job(job_id=i, state=story.slurm) for i in ids}
 
-    for name in ("read_json", "read_tail", "file_names", "open_log", "is_regular", "_mark"):
+    for name in ("read_json", "read_tail", "file_names", "is_regular", "_mark"):
         watch(state, name)
     monkeypatch.setattr(processes, "process_start", process_start)
     seen = set()
