@@ -190,7 +190,8 @@ def _draw(results: "Results", args: argparse.Namespace) -> str:
     from jobkit.analysis.figures.style import FORMATS, unit
     from jobkit.analysis.findings import forecast
     from jobkit.analysis.report.report import write_report
-    from jobkit.analysis.report.tables import project_table
+    from jobkit.analysis.report.summary import print_table, terminal
+    from jobkit.analysis.report.tables import forecast_rows, project_table
     from jobkit.analysis.tables.frames import save_table
     from jobkit.analysis.tables.text import counted
 
@@ -208,9 +209,11 @@ def _draw(results: "Results", args: argparse.Namespace) -> str:
     if args.work:
         project = project_table(results, args.work, args.runs, of, forecasts)
     if forecasts:
-        table = forecast.forecast_table(results, forecasts)
-        save_table(path, table)
-        print("\n".join([*forecast.forecast_lines(forecasts, table), f"wrote {short_path(path)}"]))
+        save_table(path, forecast.forecast_table(results, forecasts))
+        rows = forecast_rows(results, forecasts, (), of)
+        print("forecast (not measured):")
+        print_table(terminal(), rows)
+        print("\n".join([*rows.notes, f"wrote {short_path(path)}"]))
     else:
         path.unlink(missing_ok=True)
     drawn = draw(results, forecasts)

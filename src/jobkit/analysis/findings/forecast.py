@@ -16,8 +16,8 @@ from jobkit.analysis.collect.results import Results
 from jobkit.analysis.scaling.predict import Ends, Prediction
 from jobkit.analysis.scaling.sizes import Size, fewest_nodes
 from jobkit.analysis.tables.columns import FORECAST
-from jobkit.analysis.tables.frames import Row, frame, records
-from jobkit.analysis.tables.text import NONE, counted, say
+from jobkit.analysis.tables.frames import Row, frame
+from jobkit.analysis.tables.text import counted
 from jobkit.errors import UsageError
 from jobkit.metric.comm import Line, fit_lines, read_csv
 from jobkit.spec.runspec import SETTINGS
@@ -119,17 +119,10 @@ def _forecast(
     refusals = {n: law.refused(n) for n in beyond}
     sizes = tuple(n for n, why in refusals.items() if not why)
     reasons += filter(None, refusals.values())
-    if per_node is None:
-        known = "uses its sizes on one node" if nodes else "has no nodes"
+    if per_node is None or (largest <= per_node < beyond[-1] and not (several or sent)):
         notes.append(
-            f"the forecast of {series} {known}, so what communication between nodes costs is not "
-            "known (--gpus-per-node says where nodes end)"
-        )
-    elif (nodes or largest <= per_node) and not (several or sent) and beyond[-1] > per_node:
-        notes.append(
-            f"the forecast of {series} is of more nodes than one, which no measured size is: what "
-            "communication between them costs is taken from published tables (--comm has measured "
-            "links)"
+            f"no size of {series} is known to be on several nodes: what communication between them "
+            "costs is a guess (--gpus-per-node says where nodes end, --comm has measured links)"
         )
     fastest = max(curve, key=lambda s: s.throughput or 0)
     if slower := [n for n in sizes if law.rate(n)[0] < (fastest.throughput or 0)]:
@@ -137,8 +130,6 @@ def _forecast(
             f"on {' and '.join(map(str, slower))} ranks {series} is slower than on "
             f"{fastest.world_size}, which was measured: do not request more"
         )
-    if left_out := sum(len(s.rates) for s in curve) - len(sound):
-        notes.append(f"the forecast of {series} leaves out {counted(left_out, 'outlier')}")
     on_one = max(s.ranks_per_node or 1 for s in curve) if nodes else None
     kind = LINKS if sent else LAWS
     return Forecast(curve[0], law, per_node or on_one, sizes, kind, tuple(notes)), reasons
@@ -170,22 +161,6 @@ def forecast_table(results: Results, forecasts: Sequence[Forecast]) -> pd.DataFr
                 row[f"node_hours{of_time}"] = time_s * nodes / 3600 if nodes else None
         rows.append(row)
     return frame(rows, FORECAST)
-
-
-def forecast_lines(forecasts: Sequence[Forecast], table: pd.DataFrame) -> list[str]:
-    """One line for each forecast, for a terminal, and the notes on them."""
-    lines = []
-    for row in records(table):
-        on = f" on {counted(row['nodes'], 'node')}" if row["nodes"] else ""
-        hours = say(row["node_hours"], ", {:.3g} node-hours per ").strip(NONE)
-        hours += row["time_of"] * bool(hours)
-        lines.append(
-            f"forecast (not measured): {row['series']} at {row['world_size']} ranks{on}: speed-up "
-            f"{row['speed_up']:.3g} [{row['speed_up_low']:.3g}, {row['speed_up_high']:.3g} at 95%]"
-            f", parallel efficiency {row['efficiency']:.0%}{hours} ({SOURCES[row['law']]}, from "
-            f"{row['measured_sizes']})"
-        )
-    return lines + [f"caution: {note}" for f in forecasts for note in f.notes]
 
 
 def read_links(paths: Sequence[Path]) -> Links:

@@ -15,18 +15,19 @@ from jobkit.analysis.figures.style import unit
 from jobkit.analysis.findings.verdict import verdict
 from jobkit.analysis.report.tables import proposal_table
 from jobkit.analysis.tables.frames import records
+from jobkit.analysis.tables.text import TextTable
 
 _WIDE = 200  # columns where there is no terminal: no line in a file is truncated
 
 
-def print_summary(results: Results, console: Console | None = None) -> None:
-    """Print the table of sizes, every run that is not ok, and the warnings."""
-    if console is None:
-        console = Console(highlight=False)
-        console = console if console.is_terminal else Console(highlight=False, width=_WIDE)
-    content, of = _content(results), unit(results)
-    console.print(Text(f"{results.name}: {content['runs_ok']} of {content['runs']} runs ok"))
-    table = proposal_table(results, of, terminal=True)
+def terminal() -> Console:
+    """The terminal, or a wide page where there is none."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_WIDE)
+
+
+def print_table(console: Console, table: TextTable) -> None:
+    """Print the rows of a table; a series that goes on is named once."""
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     shown.add_column("series", overflow="fold")
     for i, head in enumerate(table.heads[1:], 1):
@@ -37,6 +38,14 @@ def print_summary(results: Results, console: Console | None = None) -> None:
         shown.add_row(*map(Text, ["" if series == before else series, *cells]))
         before = series
     console.print(shown)
+
+
+def print_summary(results: Results, console: Console | None = None) -> None:
+    """Print the table of sizes, every run that is not ok, and the warnings."""
+    console, content = console or terminal(), _content(results)
+    console.print(Text(f"{results.name}: {content['runs_ok']} of {content['runs']} runs ok"))
+    table = proposal_table(results, unit(results), terminal=True)
+    print_table(console, table)
     lines = [table.notes[0]]
     for row in content["not_ok"]:
         lines.append(f"{row['status']:9} {row['run_id']}: {row['reason']}")
