@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jobkit.analysis.log_options import add_log_options, given_logs, logs_folder
+from jobkit.analysis.scaling import MIN_EFFICIENCY
 from jobkit.errors import Exit, Parser, UsageError, at_least, command, share
 from jobkit.paths import short_path
 from jobkit.permissions import closed_to_others
@@ -53,7 +54,6 @@ exit codes:
   2  wrong usage: no such study, too few sizes for a forecast, a folder that cannot be written
   3  --collect: a run is not ok; or no run has a rate, and no figure was made
 """
-MIN_EFFICIENCY = 0.8  # of the size that the report recommends
 VERDICT_LINES = 3  # of the report, on the terminal
 
 

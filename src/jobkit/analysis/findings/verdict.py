@@ -18,6 +18,7 @@ from jobkit.analysis.findings.conditions import (
     disturbed,
     failure,
 )
+from jobkit.analysis.scaling import MIN_EFFICIENCY
 from jobkit.analysis.scaling.scaling import (
     FASTER,
     comparable_at,
@@ -29,7 +30,6 @@ from jobkit.analysis.scaling.scaling import (
 from jobkit.analysis.scaling.sizes import Size, fewest_nodes, where
 from jobkit.analysis.tables.text import rounded, say, say_accuracy, sentence, some
 
-LEAST = 0.8  # the parallel efficiency that a size to request must have
 MAX_WORDS = 100
 _SHOWN = 3  # series
 _AT = " at 95%"  # the confidence of an interval
@@ -40,7 +40,7 @@ _MEASURES: dict[str, tuple[str, Callable[[float], str]]] = {
 }
 
 
-def verdict(results: Results, unit: str, least: float = LEAST) -> list[str]:
+def verdict(results: Results, unit: str, least: float = MIN_EFFICIENCY) -> list[str]:
     """The lines, the most important first. unit: GPUs, or ranks."""
     measured = [s for s in results.sizes if s.throughput is not None]
     if not measured:
@@ -85,7 +85,7 @@ def verdict(results: Results, unit: str, least: float = LEAST) -> list[str]:
     return [request, *best, *limits, *filter(None, [" ".join(learnt)]), *runs]
 
 
-def request_of(results: Results, least: float = LEAST) -> Size | None:
+def request_of(results: Results, least: float = MIN_EFFICIENCY) -> Size | None:
     """The size to request, of the kind of scaling that was measured first."""
     measured = [s for s in results.sizes if s.throughput is not None]
     sizes = [s for s in measured if _kind(s) == _kind(measured[0])]

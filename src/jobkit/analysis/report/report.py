@@ -17,8 +17,9 @@ from jobkit.analysis.collect.results import Results
 from jobkit.analysis.figures.draw import FIGURES
 from jobkit.analysis.figures.style import shared_settings, unit
 from jobkit.analysis.findings.forecast import Forecast
-from jobkit.analysis.findings.verdict import LEAST, verdict
+from jobkit.analysis.findings.verdict import verdict
 from jobkit.analysis.report.tables import forecast_rows, proposal_table, run_costs
+from jobkit.analysis.scaling import MIN_EFFICIENCY
 from jobkit.analysis.tables.frames import records, save
 from jobkit.analysis.tables.text import TextTable, counted, say, some
 from jobkit.spec.runspec import SETTINGS, RunSpec
@@ -40,7 +41,7 @@ def write_report(
     figures: Iterable[Path],
     forecasts: Sequence[Forecast] = (),
     reasons: Sequence[str] = (),
-    least: float = LEAST,
+    least: float = MIN_EFFICIENCY,
     project: TextTable | None = None,
 ) -> list[Path]:
     """Write the report and the proposal's table; return their paths.

@@ -7,7 +7,8 @@ from jobkit.analysis.collect.results import Results
 from jobkit.analysis.collect.rows import WALL_TIME
 from jobkit.analysis.findings.conditions import caveats
 from jobkit.analysis.findings.forecast import SOURCES, Forecast, forecast_table
-from jobkit.analysis.findings.verdict import LEAST, percent, request_of, share_of
+from jobkit.analysis.findings.verdict import percent, request_of, share_of
+from jobkit.analysis.scaling import MIN_EFFICIENCY
 from jobkit.analysis.scaling.scaling import OWN_BASE, SERIAL_BASE
 from jobkit.analysis.scaling.sizes import EPOCH, IMAGES, Size
 from jobkit.analysis.tables.frames import Row, records
@@ -31,7 +32,7 @@ def time_per(sizes: Sequence[Size]) -> str:
 
 
 def proposal_table(
-    results: Results, unit: str, least: float = LEAST, *, terminal: bool = False
+    results: Results, unit: str, least: float = MIN_EFFICIENCY, *, terminal: bool = False
 ) -> TextTable:
     """The scaling of a study, a row for each series and size, with its base and its caveats.
 
