@@ -30,7 +30,7 @@ from jobkit.payload.data import (
 from jobkit.payload.prepare import main
 from jobkit.spec.dataset import IDX_FILES
 from support.idx_files import idx_bytes, write_idx
-from support.refusals import refusal
+from support.refusals import error_of, refusal
 
 
 class Counted:
@@ -92,9 +92,8 @@ def test_a_damaged_file_is_seen_and_made_anew(
     assert "run by a pickle" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("size", [0, 300 * 3072 - 1])
-def test_a_full_disk_leaves_no_half_file(tmp_path: Path, size: int) -> None:
-    counted = Counted()
+def test_a_full_disk_leaves_no_half_file(tmp_path: Path) -> None:
+    counted, size = Counted(), 300 * 3072 - 1
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     (tmp_path / "cache").mkdir()
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))  # writes beyond it fail
@@ -161,21 +160,20 @@ def test_idx_files_that_are_not_whole_are_refused(
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 32 32\n%%EndComments\nshowpage\n%%EOF\n"
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF", "EPS", "text"])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "EPS"])
 def test_images_of_a_few_kinds_are_decoded(tmp_path: Path, kind: str) -> None:
     """PostScript would start an interpreter."""
     from PIL import Image
 
     for path in (tmp_path / part / "cat" / "1.png" for part in ("train", "test")):
         path.parent.mkdir(parents=True)
-        if content := {"EPS": EPS, "text": b"no image"}.get(kind):
-            path.write_bytes(content)
+        if kind == "EPS":
+            path.write_bytes(EPS)
         else:
             Image.new("RGB", (50, 40)).save(path, kind)
     _, read = find_source(f"folder:{tmp_path}", tmp_path, None, None)
-    if content:
-        with pytest.raises(UsageError, match=r"1.png: not a readable image"):
-            read(lambda _: None)
+    if kind == "EPS":
+        assert "1.png: not a readable image" in error_of(read, lambda _: None)
     else:
         assert read(lambda _: None).train.images.shape == (1, 32, 32, 3)
 

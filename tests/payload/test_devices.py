@@ -243,7 +243,6 @@ def test_nccls_own_limits_follow_the_timeout(monkeypatch: pytest.MonkeyPatch) ->
     ("variable", "code", "tidy"),
     [
         ("NSYS_PROFILING_SESSION_ID", Exit.OK, True),
-        ("ROCP_TOOL_LIBRARIES", Exit.OK, True),
         ("CUDA_INJECTION64_PATH", Exit.FAILED, False),  # others may be waiting: at once
         ("", Exit.OK, False),
     ],

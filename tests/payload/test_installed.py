@@ -1,6 +1,5 @@
 """jobkit as pip installs it from a wheel: every command works in a folder outside a checkout."""
 
-import csv
 import os
 import shutil
 import subprocess
@@ -12,6 +11,7 @@ import pytest
 
 from jobkit import entry
 from support.place import ROOT
+from support.records import rows_of
 
 TOP = ("src", "hpc", "pyproject.toml", "setup.py", "README.md", "LICENSE", "edf.toml", "run.sh")
 TOP += ("run_benchmarks.py", "collect_results.py", "plot_results.py", "plot_results.sh")
@@ -105,14 +105,6 @@ def test_the_top_level_is_installed_as_it_is_in_the_checkout(away: Away) -> None
     assert sources(ROOT / "src") <= sources(away.installed)
 
 
-def test_a_dry_run_names_what_is_installed(away: Away) -> None:
-    done = away("run", "--study", "demo", "--site", "local", "--dry-run")
-    assert done.returncode == 0, done.stderr
-    assert f"bash {away.prefix}/run.sh " in done.stdout
-    assert f"{away.folder}/logs/demo/" in done.stdout
-    assert list(away.folder.iterdir()) == []
-
-
 def test_a_study_is_run_collected_and_drawn(away: Away) -> None:
     (away.folder / "mine.toml").write_text('name = "mine"\nstrategies = ["single"]\ngpus = [1]\n')
     done = away("run", "--study", "mine.toml", "--site", "local", *TINY, "--device", "cpu")
@@ -123,8 +115,7 @@ def test_a_study_is_run_collected_and_drawn(away: Away) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     study = away.folder / "logs" / "mine"
     assert (study / "results.csv").is_file() and (study / "report.html").is_file()
-    with (study / "results.csv").open() as table:
-        (row,) = csv.DictReader(table)
+    (row,) = rows_of(study / "results.csv")
     assert row["git_commit"] == ""  # not that repository's
     assert str(ROOT) not in next(study.glob("*/train.log")).read_text()
 

@@ -65,10 +65,16 @@ def own_model(tmp_path: Path) -> Path:
     return tmp_path / "my code"
 
 
-def test_what_a_run_leaves_and_its_repetition_from_spec_json(launch: Start, forge: Start) -> None:
-    words = ["--why", "4", "--momentum", "0.8", "--seed", "3"]
-    done = launch("--nproc-per-node", "2", *TINY, *words)
+def test_what_a_run_leaves_and_its_repetition_from_spec_json(
+    launch: Start, forge: Start, own_model: Path
+) -> None:
+    """Its success is not spoilt by the end of the process, which aborts."""
+    words = ["--why", "4", "--momentum", "0.8", "--seed", "3", "--model", "mine:Mine"]
+    done = launch("--nproc-per-node", "2", *TINY, *words, cwd=own_model, OMP_NUM_THREADS="61")
     assert done.codes == [0], done.out
+    share = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert set(re.findall("OpenMP has .*", done.out)) == {f"OpenMP has {share} threads"}
+    assert "ChildFailedError" not in done.out and "warning" not in done.out
     for line in ("backend gloo, 2 processes on 1 node, master ", "[Rank 0] host", "[Rank 1] host"):
         assert line in done.out
     check_records(done)
@@ -79,12 +85,13 @@ def test_what_a_run_leaves_and_its_repetition_from_spec_json(launch: Start, forg
         assert f" rank {rank} INFO epoch 1, this rank: " in log
         assert all(line[:4].isdigit() for line in log.splitlines())
 
-    again = forge(2, "--spec", str(done.paths.spec))
+    again = forge(2, "--spec", str(done.paths.spec), cwd=own_model)
     assert again.losses() == pytest.approx(done.losses(), rel=1e-5)
     assert again.record("run_start")["spec"] == done.record("run_start")["spec"]
     assert not again.records("message")
 
-    other = forge(1, "--spec", str(done.paths.spec), "--epochs", "1", "--batch-size-per-rank", "64")
+    changes = ["--epochs", "1", "--batch-size-per-rank", "64"]
+    other = forge(1, "--spec", str(done.paths.spec), *changes, cwd=own_model)
     settings = other.record("run_start")["spec"]
     assert {"epochs": 1, "seed": 3, "batch_size_per_rank": 64}.items() <= settings.items()
     assert "global_batch_size" not in settings
@@ -144,19 +151,6 @@ def test_a_rank_that_fails_ends_the_run(launch: Start, own_model: Path, how: str
         assert " rank 1 ERROR Traceback" in log
         for end in done.records("run_end"):  # where rank 0 could still say it
             assert (end["status"], end["reason"]) == ("failed", done.outcome["reason"])
-
-
-@LONG
-def test_success_is_not_spoilt_by_the_end_of_the_process(launch: Start, own_model: Path) -> None:
-    """FSDP's native threads once aborted the interpreter's end."""
-    words = ["--nproc-per-node", "2", *TINY, "--model", "mine:Mine", "--strategy", "fsdp"]
-    done = launch(*words, cwd=own_model, OMP_NUM_THREADS="61")
-    assert done.codes == [0], done.out
-    share = max(1, len(os.sched_getaffinity(0)) // 2)
-    assert set(re.findall("OpenMP has .*", done.out)) == {f"OpenMP has {share} threads"}
-    assert "ChildFailedError" not in done.out
-    assert "warning" not in done.out
-    assert done.record("run_end")["status"] == "ok"
 
 
 @LONG

@@ -139,15 +139,7 @@ SPOILS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: changed(f, lambda m: m["files"].update({"../../x": {"bytes": 1}})), LACKS,
     ),
     "no files": (lambda f: changed(f, lambda m: m["files"].clear()), "which is not in manifest"),
-    "no epoch": (lambda f: changed(f, lambda m: m["progress"].pop("epoch")), LACKS),
     "negative": (lambda f: changed(f, lambda m: m["progress"].update(position=-3)), LACKS),
-    **{
-        f"iteration {value}": (
-            lambda f, value=value: changed(f, lambda m: m["progress"].update(iteration=value)),
-            LACKS,
-        )
-        for value in (float("inf"), float("nan"), [1], None)
-    },
     "hostile index": (
         lambda f: vouched(f, ".metadata", pickle.dumps([Hostile()])),
         "its index cannot be read: posix.mkdir is not allowed in this file",
@@ -156,7 +148,6 @@ SPOILS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: vouched(f, ".metadata", pickle.dumps({"no": "index"})),
         "its index cannot be read: .* no attribute 'state_dict_metadata'",
     ),
-    "empty index": (lambda f: vouched(f, ".metadata", b""), "its index cannot be read: Ran out"),
     "hostile tensors": (hostile_tensors, "."),
 }  # fmt: skip
 

@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 import sys
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -254,26 +253,3 @@ def test_resumed_with_more_steps_it_goes_on_in_the_midst_of_the_epoch(
     assert (epoch["epoch"], epoch["iterations"], epoch["begun_at"]) == (1, PER_EPOCH, PART)
     # The windows of an epoch that is continued know of waits too.
     assert all(w["data_wait_s"] is not None for rank in (0, 1) for w in windows(longer, rank))
-
-
-# --- real images -------------------------------------------------------------------------------
-
-TAR = Path(
-    os.environ.get("JOBKIT_TEST_IMAGES", ROOT.parent / "shared" / "data" / "cifar10-jpeg.tar")
-)
-
-
-@LONG
-@pytest.mark.skipif(not TAR.exists(), reason=f"no real images: {TAR} is absent")
-def test_one_and_two_ranks_learn_the_same_from_real_images(forge: Start, tmp_path: Path) -> None:
-    with tarfile.open(TAR) as tar:
-        tar.extractall(tmp_path, filter="data")
-    words = ["--dataset", f"folder:{tmp_path}", "--train-samples", "4000", "--test-samples", "1000"]
-    # fp32: a processor that has no bf16 takes ten times as long with it.
-    words += [*NO_BREAKDOWN, "--epochs", "2", "--global-batch-size", "128", "--precision", "fp32"]
-    one = forge(1, *words, "--strategy", "single", timeout_s=800)
-    two = forge(2, *words, "--strategy", "ddp", timeout_s=800)
-    # Chance is 0.10; after two short epochs it was 0.32.
-    assert min(one.accuracies()[-1], two.accuracies()[-1]) > 0.25
-    assert one.accuracies()[-1] == pytest.approx(two.accuracies()[-1], abs=0.02)
-    assert one.losses()[-1] == pytest.approx(two.losses()[-1], rel=0.05)

@@ -1,7 +1,6 @@
 """The communication benchmark with real ranks: every operation, its check, the files it leaves."""
 
 import json
-import multiprocessing
 import os
 import subprocess
 from pathlib import Path
@@ -14,11 +13,11 @@ import torch.distributed as dist
 from jobkit.checks import collectives
 from jobkit.checks import comm as cli
 from jobkit.checks.collectives import Exchange, Request, sizes_that_fit, teams
-from jobkit.errors import UsageError
 from jobkit.metric import comm
 from jobkit.paths import RunPaths, read_json
 from jobkit.payload.place import RankEnv
 from support.records import records_of
+from support.refusals import error_of
 from support.rigs import environment
 
 SIZE = 5000  # neither a multiple of a rank's part nor of the pattern
@@ -45,14 +44,8 @@ def operations(world: int) -> list[str]:
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_every_operation_is_right_and_would_be_seen_wrong(world, tmp_path, fork_server) -> None:
-    context = multiprocessing.get_context("forkserver")
-    ranks = [context.Process(target=be_rank, args=(r, world, str(tmp_path))) for r in range(world)]
-    for one in ranks:
-        one.start()
-    for one in ranks:
-        one.join(600)
-    assert [one.exitcode for one in ranks] == [0] * world
+def test_every_operation_is_right_and_would_be_seen_wrong(world, tmp_path, fork_ranks) -> None:
+    assert fork_ranks(be_rank, world, world, str(tmp_path)) == [0] * world
     told = [json.loads((tmp_path / f"{world}-{r}").read_text()) for r in range(world)]
     for name in operations(world):
         before, right, with_fault, sizes, counts = zip(*(one[name] for one in told), strict=True)
@@ -141,8 +134,8 @@ def test_memory_bounds_the_sizes_and_the_reason_is_said() -> None:
     assert sizes[-1] == 64 * 2**20  # of 128 MiB that fit, by factors of 4 from 1 KiB
     assert "end before 1 GiB: 4 buffers must fit in half of the 1 GiB that rank 1 has free" in why
     assert "128 MiB is the most" in why
-    with pytest.raises(UsageError, match="--max-bytes 256 MiB is too much: 4 buffers"):
-        sizes_that_fit(Request(max_bytes=2**28), [2**30])
+    said = error_of(sizes_that_fit, Request(max_bytes=2**28), [2**30])
+    assert "--max-bytes 256 MiB is too much: 4 buffers" in said
     sizes, why = sizes_that_fit(Request(max_bytes=2**33), [2**40])
     assert sizes[-1] == 2**32 and not why
 

@@ -1,16 +1,11 @@
-"""Runs compared bit by bit, and a rank that holds still for a fault from outside."""
+"""Runs compared bit by bit."""
 
 import json
-import threading
-import time
-from pathlib import Path
 
 import torch
 
 from jobkit.checks.compare import differing, main
-from jobkit.paths import RunPaths
-from support.cuts import actions
-from support.rigs import NO_BREAKDOWN, Start
+from support.rigs import NO_BREAKDOWN
 
 RUN = ("--dataset", "synthetic", "--train-samples", "64", "--test-samples", "32", *NO_BREAKDOWN)
 RUN += ("--epochs", "2")
@@ -39,22 +34,3 @@ def test_runs_are_compared_by_their_newest_checkpoints(forge, tmp_path, capsys) 
     assert main([str(tmp_path), str(first)]) == 2
     said = capsys.readouterr()
     assert not said.out and "the reference" in said.err
-
-
-def test_a_rank_holds_still_until_its_mark_is_gone(forge: Start, tmp_path: Path) -> None:
-    paths, held = RunPaths(tmp_path / "study" / "run"), []
-
-    def let_go() -> None:
-        mark = paths.fault_marker(0)
-        while not mark.exists():
-            time.sleep(0.02)
-        time.sleep(0.5)  # far longer than the iterations that are left
-        held.append(not paths.outcome(0).exists())
-        mark.unlink()
-
-    helper = threading.Thread(target=let_go, daemon=True)
-    helper.start()
-    result = forge(2, *RUN, run_dir=paths.folder, env={"JOBKIT_FAULT": "hold@2:1"})
-    helper.join(100)
-    assert held == [True]
-    assert actions(result)[-1] == ("saved", 8)

@@ -4,7 +4,6 @@ What a fault is called is judged from facts in tests/unit/checks/test_preflight_
 """
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import socket
@@ -55,18 +54,10 @@ def be_rank(rank: int, port: int, out: str) -> None:
     os._exit(code)
 
 
-def test_two_ranks_add_up_and_measure_their_bandwidth(tmp_path: Path, fork_server: None) -> None:
-    context, words = (
-        multiprocessing.get_context("forkserver"),
-        (free_port(), str(tmp_path / "rank")),
-    )
-    ranks = [context.Process(target=be_rank, args=(rank, *words)) for rank in range(2)]
-    for one in ranks:
-        one.start()
-    for one in ranks:
-        one.join(600)
+def test_two_ranks_add_up_and_measure_their_bandwidth(tmp_path: Path, fork_ranks) -> None:
+    codes = fork_ranks(be_rank, 2, free_port(), str(tmp_path / "rank"))
     said = "".join((tmp_path / f"rank-{rank}").read_text() for rank in range(2))
-    assert [one.exitcode for one in ranks] == [0, 0], said
+    assert codes == [0, 0], said
     assert said.count("all checks passed") == 1
     assert "right over 2 ranks" in said and "2 ranks of a node" in said
     assert not [*(tmp_path / "logs").glob(".preflight*")]
