@@ -76,21 +76,15 @@ def is_at_work(job: Mapping[str, Any]) -> bool | None:
     return is_alive({**job, **child}) if known is False and isinstance(child, Mapping) else known
 
 
-def is_own(pid: int) -> bool:
-    """Whether a process is this user's: whoever wrote a file must not choose who is signalled."""
-    try:
-        return Path(f"/proc/{pid}").stat().st_uid == os.geteuid()
-    except OSError:
-        return False
-
-
 def end_process(pid: int, start: int | None, last_words: list[bytes]) -> bool:
     """Send TERM to a process of this user's that began then, and whose command line ends with
     these words; wait for its end. False, and no signal, where there is none.
     """
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-        is_known = start is not None and start == process_start(pid) and is_own(pid)
+        # Whoever wrote a file must not choose who is signalled.
+        is_own = Path(f"/proc/{pid}").stat().st_uid == os.geteuid()
+        is_known = is_own and start is not None and start == process_start(pid)
         if not is_known or words[-len(last_words) :] != last_words:
             return False
         os.kill(pid, signal.SIGTERM)
@@ -186,7 +180,7 @@ class Children:
         """grace_s: from TERM to KILL."""
         self.grace_s = grace_s
         self.processes = list[subprocess.Popen[bytes]]()
-        self.failed: tuple[int, int] | None = None  # which one failed first, and its exit code
+        self.failed = 0  # the exit code of the first one that failed
         self._copiers = list[threading.Thread]()
         self._groups = set[int]()
         self._deadline: float | None = None
@@ -247,9 +241,9 @@ class Children:
     def poll(self) -> bool:
         """Look at all of them; whether all have ended, and nothing of their sessions is left."""
         codes = self.codes()
-        for index, code in enumerate(codes):
-            if code and self.failed is None:
-                self.failed = index, code
+        for code in filter(None, codes):
+            if not self.failed:
+                self.failed = code
                 self.end()
         if None not in codes:
             self.kill()

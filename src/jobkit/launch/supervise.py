@@ -211,7 +211,7 @@ def follow(run: Run, children: Children, signals: Signals) -> int:
     end_descendants(grace_s=children.grace_s)
     if run.job is not None:
         run.job["ranks_together"] = watch.found if watch else None
-    return children.failed[1] if children.failed else 0
+    return children.failed
 
 
 # --- how it ended ---------------------------------------------------------------------------------
