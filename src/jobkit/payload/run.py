@@ -36,7 +36,7 @@ from jobkit.payload.place import RankEnv, share_of_cores
 from jobkit.payload.recipe import FastCNN, look_ahead
 from jobkit.payload.report import Reporter, write_outcome, write_spec
 from jobkit.payload.resume import mark_fresh_start, named_by_user, of_own_run, resume
-from jobkit.payload.same_ranks import SameRanks
+from jobkit.payload.same_ranks import compare_ranks
 from jobkit.payload.signals import Stopped, StopRequest, read_fault
 from jobkit.payload.stop import JobGuard
 from jobkit.payload.strategies import strategy_class
@@ -269,8 +269,10 @@ def _train(job: RankJob, trainer: Trainer) -> None:
     fits = spec.ddp_comm_hook != "powersgd" and not spec.compile
     if spec.why and spec.strategy == "ddp" and job.place.world_size > 1 and fits:
         trainer.after_step = [measure_difference]
-    if spec.check_ranks:
-        trainer.after_step = [*trainer.after_step, SameRanks(spec.check_ranks)]
+    if spec.check_ranks and spec.strategy == "ddp" and job.place.world_size > 1:
+        trainer.after_step = [*trainer.after_step, compare_ranks]
+    elif spec.check_ranks:
+        report.info("--check-ranks compares copies of ddp on several ranks: there are none")
     guard.start()
     dist.barrier()
     report.startup["total_s"] = process_age_s()

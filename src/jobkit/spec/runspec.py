@@ -250,7 +250,7 @@ class RunSpec(AnyRun):
     )
     check_ranks: int = setting(
         0,
-        "iterations after which the ranks' parameters are compared; code 4 where they differ",
+        "ddp: iterations after which the ranks' parameters are compared; code 4 where they differ",
         low=0,
         identity=False,
     )
