@@ -15,8 +15,6 @@ from torch import nn
 
 from jobkit import gpus
 from jobkit.errors import Exit, UsageError
-from jobkit.paths import RunPaths
-from jobkit.payload import checkpoint
 from jobkit.payload import main as leaving
 from jobkit.payload.device import gpu_state, peak_memory_mib
 from jobkit.payload.distributed import (
@@ -164,21 +162,6 @@ def test_names_under_dp_are_those_of_the_bare_model(monkeypatch: pytest.MonkeyPa
 def test_dp_drives_all_gpus_that_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeCuda(monkeypatch, *"abcd")
     assert [DP(RunSpec(strategy="dp"), RankEnv(), d).devices for d in (GPU, CPU)] == [4, 1]
-
-
-@pytest.mark.parametrize(("device", "asked"), [(GPU, None), (CPU, True), (CPU, None)])
-def test_checkpoints_are_written_by_a_thread_on_the_ranks_gpu(
-    monkeypatch: pytest.MonkeyPatch, device: torch.device, asked: bool | None
-) -> None:
-    """On a CPU where that is asked for."""
-    cuda, spec = FakeCuda(monkeypatch), RunSpec(checkpoint_async=asked)
-    monkeypatch.setattr(dist, "get_rank", lambda _: 0)
-    monkeypatch.setattr(dist, "get_world_size", lambda _: 1)
-    writer = checkpoint.Checkpoints(RunPaths(Path("x")), 0, None, None, spec, device)  # type: ignore[arg-type]
-    assert (writer._thread is not None) is (asked or device == GPU)
-    if writer._thread:
-        assert writer._thread.submit(lambda: 7).result(100) == 7
-    assert cuda.chosen == [GPU] * (device == GPU)
 
 
 def test_the_state_of_the_gpu_is_that_of_its_uuid(

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -49,7 +50,7 @@ WORDS["dp"] = ("--optimizer", "adamw")
 CASES = [(name, 2 - facts.one_rank, WORDS.get(name, ())) for name, facts in FACTS.items()]
 ALSO = [
     ("fsdp", 2, ("--speed-run",)),
-    ("ddp", 2, ("--precision", "bf16", "--checkpoint-async")),
+    ("ddp", 2, ("--precision", "bf16")),
     ("ddp", 3, ("--ddp-bucket-mib", "0.001")),  # many buckets: their order matters at 3 ranks
 ]
 CODES = {"kill": -9, "raise": 1, "usr2": 0, "term": 0}
@@ -86,8 +87,7 @@ def test_cut_anywhere_and_resumed_is_never_cut(
         at = range(cut, cut + 3) if CODES[kind] == 0 else range(cut, cut)
         whole = {i for action, i in actions(result, attempt) if action == "saved"} - {*at}
         due = set(range(every, cut, every)) - set(range(saved + 1))
-        # What is written beside the training may be under way still when a rank is killed.
-        assert whole <= due if "--checkpoint-async" in words else whole == due
+        assert whole == due
         before, saved = saved, newest(result)
         assert saved in (at or {before, *due})
     last = forge(
@@ -316,7 +316,7 @@ def small_disk(tmp_path: Path) -> Iterator[RunPaths]:
 def test_a_full_disk_is_told_and_training_goes_on(
     forge: Start, own: Path, small_disk: RunPaths
 ) -> None:
-    often = ("--checkpoint-every", "4", "--checkpoint-keep", "9", "--checkpoint-async")
+    often = ("--checkpoint-every", "4", "--checkpoint-keep", "9")
     done = forge(2, *NOISY, *often, run_dir=small_disk.folder, cwd=own)
     assert done.record("run_end")["status"] == "ok"
     saved = [iteration for _, iteration in actions(done)]
@@ -324,13 +324,14 @@ def test_a_full_disk_is_told_and_training_goes_on(
     assert kept(done) == [f"{iteration:08d}-0" for iteration in saved]
     text = warnings(done)
     assert f"the checkpoint of iteration {ITERATIONS} could not be written" in text
-    assert "No space left on device" in text
+    # The system's words, or torch's where it is not the last write that fails.
+    assert re.search("No space left on device|is the disk full, or a quota", text), text
     assert f"the last is of {saved[-1]}" in text
     assert "Traceback" not in done.out
 
 
-def test_by_time_beside_the_training_and_no_more_than_are_kept(forge: Start, own: Path) -> None:
-    timed = ("--checkpoint-every", "0.1s", "--checkpoint-keep", "3", "--checkpoint-async")
+def test_by_time_and_no_more_than_are_kept(forge: Start, own: Path) -> None:
+    timed = ("--checkpoint-every", "0.1s", "--checkpoint-keep", "3")
     done = forge(2, *NOISY, *timed, cwd=own)
     saved = [iteration for _, iteration in actions(done)]
     assert saved == sorted(set(saved)) and saved[-1] == ITERATIONS
@@ -353,14 +354,3 @@ def test_fresh_begins_anew_but_a_requeue_loses_nothing(forge: Start, own: Path) 
     assert attempt(1, "kill@11", JOBKIT_RESTARTS="1") == [("loaded", 8)]
     assert attempt(2, "kill@5") == [("saved", 4)]
     assert kept(first) == ["00000004-2", "00000008-0"]  # what was unfinished is gone
-
-
-def test_an_attempt_that_is_not_the_newest_ends(forge: Start, own: Path, tmp_path: Path) -> None:
-    """The job was requeued while its first start went on, on a node that Slurm had lost."""
-    paths = RunPaths(tmp_path / "run")
-    (paths.attempts / "1").mkdir(parents=True)
-    often = ("--checkpoint-every", "4", "--attempt", "0")
-    done = forge(2, *NOISY, *often, run_dir=paths.folder, cwd=own, code=None)
-    assert None not in done.codes and 0 not in done.codes
-    assert "attempt 0 is fenced: attempt 1 of this run has begun" in str(done.outcome)
-    assert not list(paths.checkpoints.glob("*"))

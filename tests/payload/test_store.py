@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,7 +36,7 @@ DATA, MANIFEST = "__0_0.distcp", "manifest.json"
 def write(group: Any, folder: Path, checksums: bool = False) -> Path:
     manifest, report = {"progress": vars(Progress()), "layout": {}, "spec": {}}, cast("Any", None)
     spec = RunSpec(checkpoint_checksums=checksums)
-    writer = Checkpoints(RunPaths(folder.parent), 0, group, report, spec, CPU)
+    writer = Checkpoints(RunPaths(folder.parent), 0, group, report, spec)
     writer._write(folder, TENSORS, manifest)
     return folder
 
@@ -166,11 +165,10 @@ def test_what_is_not_whole_is_refused_and_not_run(
     assert Path("was-here").exists()  # elsewhere it would run
 
 
-def test_a_checkpoint_in_the_background_is_of_the_moment(
-    alone: dist.ProcessGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_one_that_fails_is_a_warning_and_the_newest_stay(
+    alone: dist.ProcessGroup, tmp_path: Path
 ) -> None:
-    """Training goes on while it is written; one that fails is a warning; the newest stay."""
-    go, told, layer = threading.Event(), list[Any](), torch.nn.Linear(3, 2)
+    told, layer = list[Any](), torch.nn.Linear(3, 2)
     report: Any = SimpleNamespace(warn=told.append, log=lambda _: None)
     report.record = lambda kind, **fields: told.append(fields["iteration"])
     settled = torch.zeros(())
@@ -180,30 +178,18 @@ def test_a_checkpoint_in_the_background_is_of_the_moment(
     strategy.device = CPU
     trainer: Any = SimpleNamespace(strategy=strategy, progress=Progress(0, 0, 4), spec=RunSpec())
     trainer.optimizer, trainer.loss_sum = SimpleNamespace(state={}), torch.zeros(())
-    write_now = Checkpoints._write
-
-    def slow(*args: Any) -> Any:
-        assert go.wait(100)
-        return write_now(*args)
-
-    monkeypatch.setattr(Checkpoints, "_write", slow)
     paths = RunPaths(tmp_path)
-    how = RunSpec(checkpoint_keep=1, checkpoint_async=True)
-    mine = Checkpoints(paths, 0, alone, report, how, CPU)
-    before = layer.weight.detach().clone()
-    assert mine.save(trainer) and mine.writing and not mine.writing.done()
-    with torch.no_grad():
-        layer.weight.zero_()  # the training goes on
-    go.set()
-    assert mine.wait() and told == [4]
+    mine = Checkpoints(paths, 0, alone, report, RunSpec(checkpoint_keep=1))
+    assert mine.save(trainer) and told == [4]
     saved = read(alone, paths.checkpoints / "00000004-0")
-    assert torch.equal(saved["model.weight"], before) and saved["rank.0.strategy.settled"] == 1
+    assert torch.equal(saved["model.weight"], layer.weight)
+    assert saved["rank.0.strategy.settled"] == 1
     trainer.progress = Progress(0, 0, 8)
-    assert mine.save(trainer) and mine.wait()
+    assert mine.save(trainer)
     assert [path.name for path in paths.checkpoints.iterdir()] == ["00000008-0"]
     (paths.checkpoints / "00000009-0").write_text("in its place")
     trainer.progress = Progress(0, 0, 9)
-    assert mine.save(trainer) and not mine.wait()
+    assert not mine.save(trainer)
     assert "iteration 9 could not be written (Not a directory); the last is of 8" in told[-1]
 
 

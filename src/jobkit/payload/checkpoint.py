@@ -25,7 +25,6 @@ import pickle
 import shutil
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -65,10 +64,6 @@ Group = dist.ProcessGroup | None  # of the ranks, on the CPU; None: one process 
 
 class Corrupt(Exception):
     """A checkpoint cannot be used; the text says what is wrong with it."""
-
-
-class Fenced(RuntimeError):
-    """A newer attempt of the run has begun: this stale one must not write any more."""
 
 
 class Unsaved(Exception):
@@ -285,80 +280,42 @@ class Checkpoints:
         group: dist.ProcessGroup,
         report: Reporter,
         spec: RunSpec,
-        device: torch.device,
     ) -> None:
-        """device: the rank's. A thread begins on GPU 0, which may be another rank's."""
         self._paths, self._attempt, self.group, self._report = paths, attempt, group, report
         self._keep, self._checksums = spec.checkpoint_keep, spec.checkpoint_checksums
         self._rank, self._ranks = dist.get_rank(group), dist.get_world_size(group)
-        on_gpu = device.type == "cuda"
-        background = on_gpu if spec.checkpoint_async is None else spec.checkpoint_async
-        begin = (torch.cuda.set_device, (device,)) if on_gpu else (None, ())
-        # It writes copies while training continues.
-        self._thread = ThreadPoolExecutor(1, "checkpoint", *begin) if background else None
         if self._rank == 0:  # of an attempt that was interrupted while writing
             for path in paths.checkpoints.glob(".*.tmp"):
                 shutil.rmtree(path, ignore_errors=True)
-        self.writing: Future[tuple[int, float]] | None = None  # its result: bytes and seconds
         self.begun_s = time.monotonic()  # the time of the last one, and its iteration
         self.begun = -1
         self.newest: int | None = None  # the iteration of the run's last good checkpoint
 
     def save(self, trainer: "Trainer") -> bool:
-        """Write a checkpoint, or start to; return whether it succeeded so far. Every rank calls.
+        """Write a checkpoint; return whether it succeeded. Every rank calls.
 
-        Raises Fenced, on every rank, where a newer attempt of the run has begun: a node that was
-        lost to the scheduler may compute on, and would remove what that one resumes from.
+        A failure does not end the training.
         """
-        self.wait()
-        all_or_raise(self._check_fence, Fenced, self.group)
         progress = trainer.progress
         self.begun_s, self.begun = time.monotonic(), progress.iteration
         tensors = shared_tensors(trainer)  # first, as it settles the strategy
         tensors |= {f"rank.{self._rank}.{name}": t for name, t in own_tensors(trainer).items()}
-        folder = self._paths.checkpoints / f"{progress.iteration:08d}-{self._attempt}"
         manifest = {
             "progress": dict(vars(progress)),
             "layout": trainer.strategy.layout(),
             "spec": dict(vars(trainer.spec)),
             "torch": torch.__version__,
         }
-        if self._thread is None:
-            return self._conclude(lambda: self._write(folder, tensors, manifest))
-        copies = {name: t.detach().to("cpu", copy=True) for name, t in tensors.items()}
-        self.writing = self._thread.submit(self._write, folder, copies, manifest)
-        return True
-
-    def _check_fence(self) -> None:
-        # An error of the file system is raised: not to see the attempts is no leave to write.
-        names = [path.name for path in self._paths.attempts.glob("*")]
-        newest = max((int(name) for name in names if name.isdecimal()), default=self._attempt)
-        if self._rank == 0 and newest > self._attempt:
-            raise Fenced(
-                f"attempt {self._attempt} is fenced: attempt {newest} of this run has begun"
-            )
-
-    def wait(self) -> bool:
-        """Wait for a checkpoint that is being written and report it; return whether it succeeded.
-
-        A failure does not end the training.
-        """
-        if self.writing is None:
-            return True
-        writing, self.writing = self.writing, None
-        return self._conclude(writing.result)
-
-    def _conclude(self, write: Callable[[], tuple[int, float]]) -> bool:
-        """Report what a checkpoint's writing gives; return whether it succeeded."""
+        folder = self._paths.checkpoints / f"{self.begun:08d}-{self._attempt}"
         try:
-            size, time_s = write()
+            size = self._write(folder, tensors, manifest)
         except Unsaved as error:
             last = "there is none" if self.newest is None else f"the last is of {self.newest}"
             self._report.warn(
                 f"the checkpoint of iteration {self.begun} could not be written ({error}); {last}"
             )
             return False
-        self.newest = self.begun
+        self.newest, time_s = self.begun, time.monotonic() - self.begun_s
         self._report.record(
             "checkpoint", action="saved", iteration=self.begun, bytes=size, time_s=time_s
         )
@@ -367,28 +324,11 @@ class Checkpoints:
             prune(self._paths.checkpoints, self._attempt, self._keep)
         return True
 
-    def _write(
-        self, folder: Path, tensors: dict[str, Tensor], manifest: dict[str, Any]
-    ) -> tuple[int, float]:
-        """Write a checkpoint; return its bytes and the seconds that it took.
-
-        Raises Unsaved, on every rank, if one of them could not write.
-        """
-        started, beside = time.monotonic(), folder.with_name(f".{folder.name}.tmp")
+    def _write(self, folder: Path, tensors: dict[str, Tensor], manifest: dict[str, Any]) -> int:
+        """Write a checkpoint; return its bytes. Raises Unsaved, on every rank, if one cannot."""
+        beside = folder.with_name(f".{folder.name}.tmp")
         import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.api import CheckpointException
-
-        class Writer(dcp.FileSystemWriter):
-            def write_data(self, *args: Any, **kwargs: Any) -> Any:
-                try:
-                    return super().write_data(*args, **kwargs)
-                except Exception as error:
-                    # On a full disk the archive's own error hides the system's, and only the
-                    # outermost error reaches the other ranks.
-                    inner: BaseException | None = error
-                    while inner and not isinstance(inner, OSError):
-                        inner = inner.__context__
-                    raise inner or error from None
 
         def entries() -> dict[str, dict[str, Any]]:
             """The files of this rank."""
@@ -406,7 +346,7 @@ class Checkpoints:
                 beside.rename(folder)
 
         try:
-            writer = Writer(beside, sync_files=True)
+            writer = dcp.FileSystemWriter(beside, sync_files=True)
             dcp.save(tensors, storage_writer=writer, process_group=self.group)
             parts = gather(self._each(entries), self.group)
             files = {name: entry for part in parts for name, entry in part.items()}
@@ -414,8 +354,11 @@ class Checkpoints:
         except (Exception, CheckpointException) as error:
             if self._rank == 0:
                 shutil.rmtree(beside, ignore_errors=True)
-            raise Unsaved(_root_cause(error)) from error
-        return sum(entry["bytes"] for entry in files.values()), time.monotonic() - started
+            text = _root_cause(error)
+            if "inline_container" in text:  # torch's archive, which names no reason of the system
+                text = f"is the disk full, or a quota? {text}"
+            raise Unsaved(text) from error
+        return sum(entry["bytes"] for entry in files.values())
 
     def _each(self, act: Callable[[], T]) -> T:
         """What act gives; where it fails on one rank, raise on all of them."""

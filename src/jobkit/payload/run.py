@@ -305,7 +305,7 @@ def _guard(job: RankJob, trainer: Trainer) -> JobGuard:
     checkpoints = None
     if paths := job.paths:
         on_cpu, report = group.on_cpu(), trainer.report
-        checkpoints = Checkpoints(paths, job.attempt, on_cpu, report, spec, group.device)
+        checkpoints = Checkpoints(paths, job.attempt, on_cpu, report, spec)
         # Those that rank 0 finds: a file system may not show all ranks the same.
         listed = all_or_raise(lambda: [] if rank else candidates(job, paths), UsageError)
         folders = group.gather(listed)[0]
@@ -319,7 +319,7 @@ def _guard(job: RankJob, trainer: Trainer) -> JobGuard:
             checkpoints.newest = trainer.progress.iteration
     return JobGuard(
         spec,
-        group=group.on_cpu(),  # its own: a checkpoint may be written in a thread meanwhile
+        group=group.on_cpu(),  # its own: it may be at work while a checkpoint is written
         stop=job.stop,
         checkpoints=checkpoints,
         fault=read_fault(job.attempt, rank, job.paths),

@@ -85,8 +85,6 @@ class JobGuard:
         request = _STOP if self._stop.signal else _SAVE if late else _NOTHING
         if not self._alone:
             request = self._agree(request, trainer)
-        if checkpoints and checkpoints.writing and checkpoints.writing.done():
-            checkpoints.wait()
         if self._every.iterations and done % self._every.iterations == 0:
             request = max(request, _SAVE)
         if trainer.epoch_over:
@@ -134,8 +132,6 @@ class JobGuard:
             faulthandler.cancel_dump_traceback_later()  # a large state may take long
             trainer.windows.pause()
             saved = checkpoints.save(trainer)
-            if request == _STOP:
-                saved = checkpoints.wait() and saved
             trainer.windows.resume()
             where += ", checkpoint saved" if saved else ", no checkpoint could be saved"
             self._rearm_s = 0.0
@@ -146,8 +142,6 @@ class JobGuard:
             raise Stopped(f"{(names or ['a signal'])[0]} {where}")
 
     def close(self) -> None:
-        """The training is over: wait for a checkpoint that is being written."""
+        """The training is over."""
         self._settled()
-        if self._checkpoints:
-            self._checkpoints.wait()
         faulthandler.cancel_dump_traceback_later()

@@ -233,9 +233,6 @@ class RunSpec(AnyRun):
         group="checkpoints",
     )
     checkpoint_keep: int = setting(2, "number of checkpoints to keep", low=1, identity=False)
-    checkpoint_async: bool | None = setting(
-        None, "write checkpoints in the background (default: on GPUs)", identity=False
-    )
     checkpoint_checksums: bool = setting(
         False, "read each file of a checkpoint again for its SHA-256", identity=False
     )

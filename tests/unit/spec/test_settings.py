@@ -108,7 +108,7 @@ def test_what_changes_the_outcome_or_the_speed_changes_the_run_id_and_nothing_el
             assert RunSpec(**parse(changed.arguments())) == changed
         assert RunSpec.from_dict(json.loads(json.dumps(changed.to_dict()))) == changed
     kept = {"data_dir": "/a", "checkpoint_every": "30s", "checkpoint_keep": 5}
-    spec = RunSpec(**kept, checkpoint_async=True, lr=1e-300)
+    spec = RunSpec(**kept, checkpoint_checksums=True, lr=1e-300)
     assert spec.run_id == RunSpec(lr=1e-300).run_id
     assert RunSpec(**parse(spec.arguments())) == spec
 
