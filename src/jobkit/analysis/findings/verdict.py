@@ -141,10 +141,10 @@ def _request(
     results: Results, sizes: Sequence[Size], unit: str, least: float
 ) -> tuple[str, list[Caveat]]:
     """What to request, without a full stop, and the caveats that follow it."""
-    size = None if disturbed(results) else _size_to_request(sizes, least)
-    doubts = caveats(results, unit, size)
     if disturbed(results):
-        return "Until then nothing can be requested", doubts
+        return "Until then nothing can be requested", caveats(results, unit)
+    size = _size_to_request(sizes, least)
+    doubts = caveats(results, unit, size)
     if size is None:
         notes = [s.note for s in sizes if s.note and s.note.startswith("not compared")]
         if notes and all(s.efficiency is None for s in sizes):

@@ -125,7 +125,7 @@ def _beside(results: Results) -> str:
     """What comes on top of the time of the training, as its rate was measured."""
     if {*results.runs["throughput_source"].dropna()} == {WALL_TIME}:
         return "of whole runs, start-up included"
-    return "start-up comes on top, evaluation and checkpoints where they are outside of the steps"
+    return "start-up, evaluation and checkpoints outside of the steps come on top"
 
 
 def run_costs(results: Results) -> TextTable:
