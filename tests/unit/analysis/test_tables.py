@@ -62,14 +62,12 @@ def test_every_value_comes_back_and_an_empty_cell_is_none(tmp_path: Path) -> Non
         {"t": "=1+1", "n": 2**62 + 1, "x": 0.1 + 0.2, "yes": True, "own": 1, "-sum": "a"},
         {"t": "NA", "n": -3, "x": -1e-49, "yes": False, "own": 2, "-sum": "null"},
         {"t": 'a "b", c', "x": 2.0},
-        {"t": "x;=1+1"},
         {},
     ]
     table = frame(rows, COLUMNS)
     save_table(tmp_path / "t.csv", table)
     pd.testing.assert_frame_equal(read_table(tmp_path / "t.csv", COLUMNS), table, check_exact=True)
-    head, first, *rest = (tmp_path / "t.csv").read_text().splitlines()
-    assert rest[2].startswith('"x;=1+1",'), "a spreadsheet of decimal commas would compute it"
+    head, first, *_ = (tmp_path / "t.csv").read_text().splitlines()
     assert first.startswith("'=1+1,") and ",'-sum," in head, "a spreadsheet would compute it"
 
 

@@ -24,7 +24,6 @@ _TOO_LARGE = 1 << 63  # of a number of 64 bits
 _LARGEST = 1e50  # or 1 / that: of no measurement, and ratios of such numbers have no axis
 _MAX_BYTES = 1 << 31  # of a table
 # A spreadsheet takes a text that begins so for a formula; the later four are of full width.
-_QUOTED = frozenset(',;"\t\r\n')  # ; divides the cells of a spreadsheet with decimal commas
 _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
@@ -74,12 +73,8 @@ def _fit(value: Any, dtype: str) -> Any:
 def records(table: pd.DataFrame) -> list[Row]:
     """The rows of a table as Python has them, with None for what is not there."""
     names = [str(name) for name in table.columns]
-    cells = zip(*(_values(column) for _, column in table.items()), strict=True)
-    return [dict(zip(names, row, strict=True)) for row in cells]
-
-
-def _values(column: pd.Series) -> list[Any]:
-    return column.astype(object).where(column.notna(), None).tolist()
+    columns = (c.astype(object).where(c.notna(), None).tolist() for _, c in table.items())
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def save_table(path: Path, table: pd.DataFrame) -> None:
@@ -88,24 +83,16 @@ def save_table(path: Path, table: pd.DataFrame) -> None:
     A text that a spreadsheet would take for a formula gets an apostrophe before it: names and
     messages come from logs, which anybody may have written.
     """
-    columns = [[_cell(str(name)), *_cells(column)] for name, column in table.items()]
-    save(path, "\n".join([*map(",".join, zip(*columns, strict=True)), ""]))
-
-
-def _cells(column: pd.Series) -> list[str]:
-    """The cells of a column in a CSV file."""
-    values = _values(column)
-    if column.dtype == NUMBER:
-        return ["" if value is None else repr(value) for value in values]
-    known = {value: "" if value is None else _cell(str(value)) for value in {*values}}
-    return [known[value] for value in values]
+    safe = table.rename(columns=_cell)
+    for name in safe.columns[safe.dtypes == TEXT]:
+        safe[name] = safe[name].map(_cell, na_action="ignore")
+    save(path, safe.to_csv(index=False))
 
 
 def _cell(text: str) -> str:
-    """A text as a spreadsheet shows it, in quotes where it has what may divide cells."""
+    """A text as a spreadsheet shows it."""
     is_formula = text.startswith(_FORMULA) and not text.lstrip("-").isdecimal()
-    safe = f"'{text}" if is_formula else text
-    return '"' + safe.replace('"', '""') + '"' if _QUOTED.intersection(safe) else safe
+    return f"'{text}" if is_formula else text
 
 
 def read_table(path: Path, columns: tuple[Column, ...], within: Path | None = None) -> pd.DataFrame:
