@@ -15,7 +15,7 @@ from jobkit.launch.command import LaunchRequest, job_command, local_command, ref
 from jobkit.launch.site import Site
 from jobkit.launch.start import MAX_RESTARTS
 from jobkit.launch.states import States, counted, select, wait_for_end
-from jobkit.metric.pattern import pattern_of
+from jobkit.metric.pattern import load_pattern
 from jobkit.outcome.state import RunState
 from jobkit.permissions import check_study, closed_to_others, next_folder
 from jobkit.spec.command import RUN_DIR, CommandSpec
@@ -123,7 +123,8 @@ def prepare(plan: Plan, request: LaunchRequest) -> Launch:
     for data, data_dir in {(spec.dataset, spec.data_dir) for spec in trainings}:
         check_source(data)
         notes += filter(None, [absence(data, data_dir)])
-    pattern_of(next(iter(plan.runs.values())))  # it may not compile
+    if plan.study.pattern:
+        load_pattern(plan.study.pattern)  # it may not compile
     site = slurm_cluster.find_site(request.site)
     if site is not None:
         notes.append(f"site {site.name} ({site.source or 'no profile in hpc/sites: the defaults'})")

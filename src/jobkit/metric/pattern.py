@@ -1,12 +1,12 @@
 """Patterns: what the lines of a program's own log mean, as named groups of regular expressions.
 
     pattern = load_pattern("nanogpt")               a file of hpc/patterns, or a path
-    pattern = make_pattern({"of": "total", "spans": "step", "line": "(?P<step>[0-9]+) ..."})
 
-A group's name says its quantity and unit: step, step_time_ms, tokens_per_s_per_gpu,
-samples_per_step, train_loss; any other name is a free column. Nothing is guessed: a name without
-its unit is free. Whether a rate is of all ranks or of one must be said, by "of" or by the name.
-Names are the same for a [METRIC] key=value line.
+The file has expressions by free names, and of, spans and contains. A group's name says its
+quantity and unit: step, step_time_ms, tokens_per_s_per_gpu, samples_per_step, train_loss; any
+other name is a free column. Nothing is guessed: a name without its unit is free. Whether a rate is
+of all ranks or of one must be said, by "of" or by the name. Names are the same for a [METRIC]
+key=value line.
 """
 
 import re
@@ -27,7 +27,7 @@ SECONDS = {"s": 1.0, "sec": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0
 MIB = {"kib": 2.0**-10, "mib": 1.0, "gib": 2.0**10}
 MIB |= {"kb": 1e3 / 2**20, "mb": 1e6 / 2**20, "gb": 1e9 / 2**20}
 _SCALES = SECONDS | MIB
-_KEYS = ("program", "source", "contains", "of", "spans", "sample")
+_KEYS = ("program", "contains", "of", "spans", "sample")
 _ALIASES = {"loss": "train_loss", "accuracy": "val_accuracy"}
 _TIME, _ONE_RANK = f"_(?P<in>{'|'.join(SECONDS)})", "(?P<one_rank>_per_(?:gpu|rank|device))?"
 # How a name says its quantity, what is counted, the unit that it is in, and that it is of one rank.
@@ -73,7 +73,6 @@ class Pattern:
     spans: str
     of: str | None = None  # of a rate or of work: total or per_rank
     program: str = ""  # whose lines they are
-    source: str = ""  # where the program prints them
     contains: str = ""  # what its times have in them, in the words of a report
     sample: str = ""  # lines of the program, for its test
 
@@ -81,28 +80,18 @@ class Pattern:
 def load_pattern(source: str | Path) -> Pattern:
     """The pattern of a TOML file, by its path or its bare name in hpc/patterns.
 
-    Raises UsageError for a file that is absent or no pattern.
+    Raises UsageError for a file that is absent, for an expression that does not compile or has no
+    group that says a time or a rate, without "spans", and for a rate of which "of" is not said.
     """
     path = find_named("pattern", source, PATTERNS)
     values = read_toml(path)
     try:
-        return make_pattern(values, name=path.stem)
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from None
-
-
-def make_pattern(values: Mapping[str, Any], name: str = "own") -> Pattern:
-    """The pattern of a table: its regular expressions by free names, and of, spans, contains.
-
-    Raises UsageError for an expression that does not compile or has no group that says a time or a
-    rate, without "spans", and for a rate of which "of" is not said.
-    """
-    try:
         _check(values)
     except UsageError as error:
-        raise UsageError(f"pattern {name}: {error}") from None
+        raise UsageError(f"{path}: {error}") from None
     lines = tuple(text for key, text in values.items() if key not in _KEYS)
-    return Pattern(name=name, lines=lines, **{k: v for k, v in values.items() if k in _KEYS})
+    keys = {k: v for k, v in values.items() if k in _KEYS}
+    return Pattern(name=path.stem, lines=lines, **keys)
 
 
 def _check(values: Mapping[str, Any]) -> None:
@@ -140,14 +129,3 @@ def _check(values: Mapping[str, Any]) -> None:
     one_of("spans", values["spans"], SPANS)
     if "of" in values:
         one_of("of", values["of"], OF)
-
-
-def pattern_of(spec: object) -> Pattern | None:
-    """The pattern that a planned run names or has; None for one without.
-
-    Raises UsageError where it is none.
-    """
-    if name := getattr(spec, "pattern", None):
-        return load_pattern(name)
-    values = getattr(spec, "patterns", None)
-    return make_pattern(values) if values else None

@@ -125,9 +125,6 @@ class ProgramOptions:
 
     launcher: str = setting("srun", "command: what starts its ranks", choices=LAUNCHERS)
     pattern: str | None = setting(None, "command: name of its log's format", identity=False)
-    patterns: Mapping[str, Any] = setting(
-        {}, "command: regular expressions of its log", identity=False
-    )
     auto: bool = setting(True, "command: measure a program of torch without a change to it")
     warmup_steps: int = setting(
         5, "command: first steps, which are not compared", low=0, identity=False

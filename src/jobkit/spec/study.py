@@ -123,8 +123,6 @@ class Study(ProgramOptions):
                 f"--{name.replace('_', '-')} is a setting of jobkit's own training: a command has "
                 "its options in its own words, and its values in [parameters]"
             )
-        if self.patterns and self.pattern:
-            raise UsageError("give pattern or [patterns], not both")
         for name, value in [*self.parameters.items(), *self._swept()]:
             check_parameter(name, value)
             if name in (*_SIZE_NAMES, "run_dir"):

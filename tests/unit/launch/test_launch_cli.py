@@ -211,9 +211,13 @@ def test_a_broken_study_names_its_file_and_fault(tmp_path, logs: Path, capsys) -
     for text, said in (
         ("strategies = [", "mine.toml: not valid TOML"),
         ("command = ['true']\npattern = 'nanogtp'", "did you mean 'nanogpt'"),
-        ("command = ['true']\n[patterns]\nline = 'step ('", "does not compile"),
+        (
+            f"command = ['true']\npattern = '{tmp_path}/step.toml'",
+            "line does not compile",
+        ),
     ):
         (tmp_path / "mine.toml").write_text(text)
+        (tmp_path / "step.toml").write_text("line = 'step ('")
         assert cli.main(["--study", str(tmp_path / "mine.toml"), "--site", "local"]) == 2
         error = capsys.readouterr().err
         assert said in error and error.count("\n") == 1 and not logs.exists()

@@ -22,7 +22,6 @@ NANO: dict[str, Any] = {
     "parameters": {"batch": 12, "accumulate": "{40 // ranks}"},
     "sweep": {"batch": (6, 12)},
     "work": {"unit": "tokens", "per_step": "{batch * 40 * 1024}", "scaling": "strong"},
-    "patterns": {"step": r"iter (?P<step>\d+): time (?P<step_time_ms>[\d.]+)ms"},
 }
 
 
@@ -115,7 +114,6 @@ def test_what_cannot_be_planned_is_said() -> None:
         ({"launcher": "mpirun"}, "unknown launcher 'mpirun'"),
         ({"settings": {"epochs": 3}}, "--epochs is a setting of jobkit's own training"),
         ({"strategies": ("pp",)}, "not of a command"),
-        ({"pattern": "nanogpt"}, "not both"),
         ({"command": ("python", "a\0b")}, "control character"),
         ({"command": ("python", "{nods}"), "parameters": {}, "sweep": {}}, "did you mean 'nodes'"),
         ({"sweep": {"batch": (1, "1")}}, "has '1' twice"),

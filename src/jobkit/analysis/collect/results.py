@@ -36,7 +36,7 @@ from jobkit.analysis.tables.series import faults, series_labels
 from jobkit.analysis.tables.text import counted
 from jobkit.errors import UsageError, one_line
 from jobkit.files import is_there
-from jobkit.metric.pattern import pattern_of
+from jobkit.metric.pattern import load_pattern
 from jobkit.outcome import slurm_jobs
 from jobkit.outcome.state import RunState, join, ordered_runs
 from jobkit.paths import RunPaths, StudyPaths, read_json
@@ -261,7 +261,8 @@ def _read(
     settings = records.last("run_start").get("spec")
     recorded = settings if isinstance(settings, dict) else {}
     spec = planned.decided(recorded) if planned else recorded_spec(records)
-    pattern, ranks = pattern_of(spec), getattr(spec, "world_size", None)
+    name, ranks = getattr(spec, "pattern", None), getattr(spec, "world_size", None)
+    pattern = load_pattern(name) if name else None
     observed = observed_of(paths.log, paths.folder.parent, records, spec, pattern, ranks)
     job = read_json(paths.job) or {}
     row = result_row(spec, state, records, observed, wall_time_s(job, state.attempts))
