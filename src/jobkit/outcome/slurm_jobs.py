@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 TIMEOUT_S = 20.0
 GONE = "GONE"  # not a word of Slurm's: it answers, and knows nothing of the job any more
 JOB_ID = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?")  # 17, or 17_0 of an array
-_MAX_ELEMENTS = 1_000_000  # of an array
-_BATCH = 500  # jobs or arrays in one command line
 SACCT = "JobID,State,ExitCode,Elapsed,NodeList,ConsumedEnergyRaw"  # for read_sacct
 silent: dict[str, str] = {}  # why a command gave no answer when it was last asked
 CLUSTER = re.compile(r"^\s*ClusterName\s*=\s*(\S+)", re.MULTILINE | re.IGNORECASE)
@@ -70,19 +68,10 @@ def ask(job_ids: Iterable[str], accounting: bool = True) -> dict[str, Job]:
     A job that it answered about and no longer knows has the state GONE. accounting: ask sacct
     too, which should not be done often.
     """
-    of_array: dict[str, list[str]] = {}  # each is asked after once: an answer has all its elements
-    for job_id in sorted({i for i in job_ids if JOB_ID.fullmatch(i)}):
-        of_array.setdefault(job_id.split("_")[0], []).append(job_id)
-    arrays, found = list(of_array), dict[str, Job]()
-    for begin in range(0, len(arrays), _BATCH):
-        batch = arrays[begin : begin + _BATCH]
-        found |= _ask(batch, [i for array in batch for i in of_array[array]], accounting)
-    return found
-
-
-def _ask(arrays: list[str], wanted: list[str], accounting: bool) -> dict[str, Job]:
-    """What one squeue, and one sacct, say of the wanted jobs of these arrays."""
-    masters = ",".join(arrays)
+    wanted = sorted({i for i in job_ids if JOB_ID.fullmatch(i)})
+    if not wanted:
+        return {}
+    masters = ",".join(sorted({job_id.split("_")[0] for job_id in wanted}))  # of arrays, once each
     queued = output(["squeue", "-h", "-r", "-t", "all", "-j", masters, "-o", "%i|%T|%M|%N|%r"])
     present, jobs = read_squeue(queued or ""), dict[str, Job]()
     if accounting:
@@ -113,20 +102,6 @@ def _find(jobs: dict[str, Job], job_id: str) -> Job | None:
     return replace(common, job_id=job_id) if common else None
 
 
-def elements(job_id: str) -> list[str]:
-    """The ids behind one that stands for several: 17_[0-2,5%4] is 17_0, 17_1, 17_2, 17_5."""
-    match = re.fullmatch(r"(\d+)_\[([\d,-]+)(?:%\d+)?\]", job_id)
-    if not match:
-        return [job_id]
-    ids: list[str] = []
-    for part in match[2].split(","):
-        span = re.fullmatch(r"(\d{1,10})(?:-(\d{1,10}))?", part)
-        if not span or int(span[2] or span[1]) - int(span[1]) + len(ids) > _MAX_ELEMENTS:
-            return [job_id]
-        ids += [f"{match[1]}_{i}" for i in range(int(span[1]), int(span[2] or span[1]) + 1)]
-    return ids
-
-
 def output(command: list[str]) -> str | None:
     """What a command of Slurm prints; None where it is absent, fails or takes too long."""
     # What a user set for these commands by environment would hide jobs from us.
@@ -151,8 +126,9 @@ def read_squeue(text: str) -> dict[str, Job]:
         if len(words) == 5:
             job_id, state, elapsed, nodes, reason = words
             reason = "" if reason == "None" else reason
-            job = Job(job_id=job_id, state=state, elapsed=elapsed, node_list=nodes, reason=reason)
-            jobs |= {i: replace(job, job_id=i) for i in elements(job_id)}
+            jobs[job_id] = Job(
+                job_id=job_id, state=state, elapsed=elapsed, node_list=nodes, reason=reason
+            )
     return jobs
 
 
@@ -167,9 +143,9 @@ def read_sacct(text: str) -> dict[str, Job]:
             joules = float(energy) if re.fullmatch(r"\s*[0-9]{1,15}\s*", energy) else 0.0
             # 0, and the largest numbers of 32 and 64 bits, say that it is not gathered.
             gathered = joules not in (0, 2**32 - 1, 2**32 - 2)
-            job = Job(
+            job_id = job_id.split("_[")[0]  # 17_[2-5], what has not started: as 17, see _find
+            jobs[job_id] = Job(
                 job_id=job_id, state=state, exit_code=exit_code, elapsed=elapsed,
                 node_list=nodes, energy_j=joules if gathered else None,
             )  # fmt: skip
-            jobs |= {i: replace(job, job_id=i) for i in elements(job_id)}
     return jobs

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 
 from jobkit.outcome import slurm_jobs
-from jobkit.outcome.slurm_jobs import Job, elements, read_sacct, read_squeue
+from jobkit.outcome.slurm_jobs import Job, read_sacct, read_squeue
 from jobkit.outcome.state import RunState, join, merged
 from jobkit.paths import RunPaths, write_json
 
 
 def test_rows_of_which_the_last_start_counts() -> None:
-    text = "17_0|RUNNING|0:12|n1|None\n17_[2-3,5%2]|PENDING|0:00||JobArrayTaskLimit\n\nodd\n"
+    text = "17_0|RUNNING|0:12|n1|None\n17_5|PENDING|0:00||JobArrayTaskLimit\n\nodd\n"
     found = read_squeue(text)
-    assert sorted(found) == ["17_0", "17_2", "17_3", "17_5"]
+    assert sorted(found) == ["17_0", "17_5"]
     assert found["17_0"].status == "running" and found["17_0"].reason == ""
     assert found["17_5"].reason == "JobArrayTaskLimit" and found["17_5"].job_id == "17_5"
     text = (
@@ -26,14 +26,7 @@ def test_rows_of_which_the_last_start_counts() -> None:
     assert (found["9"].state, found["9"].status) == ("CANCELLED", "cancelled")
     assert found["9"].node_list == "n[2-3]" and found["9"].energy_j == 70.0
     assert "9.batch" not in found
-    assert found["30_2"].status == "pending" and found["30_2"].node_list == ""
-
-
-def test_elements() -> None:
-    assert elements("17_3") == elements("17_[3]") == ["17_3"]
-    assert elements("17_[0-2,9%4]") == ["17_0", "17_1", "17_2", "17_9"]
-    for odd in ("17", "17_[1-...]", "17_[0,]", "17_[1-2-3]", "17_[-]", "17_[0-9999999999]"):
-        assert elements(odd) == [odd]
+    assert found["30"].status == "pending" and found["30"].node_list == ""
 
 
 def test_elements_that_never_started_share_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,24 +71,18 @@ def test_what_proves_another_status_is_not_kept_as_evidence() -> None:
     assert (same.status, same.evidence) == ("preempted", "SIGTERM after 3")
 
 
-def test_an_array_is_asked_after_once_and_one_command_line_names_so_many_jobs_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[int] = []
+def test_an_array_is_asked_after_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
 
     def output(command: list[str]) -> str:
-        ids = command[command.index("-j") + 1].split(",")
-        asked.append(len(ids))
-        rows = ("17_[0-1199]" if i == "17" else i for i in ids)
-        return "".join(f"{i}|RUNNING|0:01|n1|None\n" for i in rows) * (command[0] == "squeue")
+        asked.append(command[command.index("-j") + 1])
+        rows = [f"17_{i}|RUNNING|0:01|n1|None\n" for i in range(1200)]
+        return "".join(rows) * (command[0] == "squeue")
 
     monkeypatch.setattr(slurm_jobs, "output", output)
     states = {i: job.state for i, job in slurm_jobs.ask(f"17_{i}" for i in range(1201)).items()}
     assert states.pop("17_1200") == slurm_jobs.GONE
-    assert {*states.values()} == {"RUNNING"} and asked == [1, 1]
-    asked.clear()
-    assert len(slurm_jobs.ask(str(i) for i in range(100, 1300))) == 1200
-    assert asked == [500, 500, 500, 500, 200, 200]
+    assert {*states.values()} == {"RUNNING"} and asked == ["17", "17"]
 
 
 def started(folder: Path, **more: str | None) -> RunPaths:
