@@ -60,20 +60,6 @@ def resolve(value: Any, names: Mapping[str, Value]) -> Any:
     return _evaluate(whole[1], names) if whole else fill(value, names)
 
 
-def resolve_all(values: Mapping[str, Any], names: Mapping[str, Value]) -> dict[str, Value]:
-    """Parameters with their placeholders replaced; they may name each other, in no circle."""
-    done, waiting = dict(names), dict(values)
-    while waiting:
-        name = next((n for n, v in waiting.items() if not used(v) & waiting.keys()), None)
-        if name is None:
-            raise UsageError(f"parameters {', '.join(waiting)}: each needs another one's value")
-        try:
-            done[name] = resolve(waiting.pop(name), done)
-        except UsageError as error:
-            raise UsageError(f"parameter {name}: {error}") from None
-    return {name: done[name] for name in values}
-
-
 def used(value: Any) -> set[str]:
     """The names in the placeholders of a value."""
     texts = [p[1] for p in _PART.finditer(value) if p[1]] if isinstance(value, str) else []

@@ -60,7 +60,6 @@ from jobkit.spec.command import (
     fill,
     program_name,
     resolve,
-    resolve_all,
     used,
 )
 from jobkit.spec.runspec import ONE_RANK, SETTINGS, STRATEGIES, RunSpec, check_keys, overridden
@@ -266,9 +265,9 @@ class Study(ProgramOptions):
         place: dict[str, Any] = {"nodes": size[0], "ranks_per_node": size[1], "repeat": repeat}
         names: dict[str, Value] = {"ranks": ranks, **place, "run_dir": RUN_DIR}
         try:
-            values = resolve_all(parameters, names)
+            values = {name: _resolved(name, parameters[name], names) for name in parameters}
             names |= values
-            by_size = [name for name in parameters if _follows_size(name, parameters)]
+            by_size = [name for name in parameters if used(parameters[name]) & {*_SIZE_NAMES}]
             command = tuple(fill(word, names) for word in self.command)
             check_starter(command, self.launcher, ranks)
             return CommandSpec(
@@ -331,6 +330,14 @@ def size_of(gpus: int | str, per_node: int | None) -> tuple[int, int]:
     return ranks // per_node, per_node
 
 
+def _resolved(name: str, value: Any, names: Mapping[str, Value]) -> Value:
+    """The value of a parameter. Raises UsageError that names it."""
+    try:
+        return resolve(value, names)
+    except UsageError as error:
+        raise UsageError(f"parameter {name}: {error}") from None
+
+
 def _work_per_step(stated: Any, names: Mapping[str, Value]) -> float | None:
     if stated is None:
         return None
@@ -339,12 +346,6 @@ def _work_per_step(stated: Any, names: Mapping[str, Value]) -> float | None:
         if 0 < float(value) < 1e18 and value is not True:
             return float(value)
     raise UsageError(f"work: per_step = {stated!r}: must be a number above 0, or a placeholder")
-
-
-def _follows_size(name: str, parameters: Mapping[str, Any]) -> bool:
-    """Whether a parameter's value follows from the size, maybe by way of another parameter."""
-    names = used(parameters.get(name))
-    return any(n in _SIZE_NAMES or _follows_size(n, parameters) for n in names)
 
 
 @dataclass(frozen=True, kw_only=True)

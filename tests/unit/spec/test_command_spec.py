@@ -11,7 +11,7 @@ import pytest
 from jobkit.analysis.collect.rows import _parameters
 from jobkit.analysis.tables.series import series_labels
 from jobkit.errors import UsageError
-from jobkit.spec.command import CommandSpec, fill, program_name, resolve, resolve_all
+from jobkit.spec.command import CommandSpec, fill, program_name, resolve
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.study import Plan, Study, read_spec
 
@@ -101,6 +101,7 @@ def test_what_cannot_be_planned_is_said() -> None:
     for changes, said in [
         ({"parameters": {"batch": 1, "accumulate": "{40 / ranks}"}, "gpus": (3,)}, "40 / 3 is not"),
         ({"parameters": {"batch": 12}}, "unknown name 'accumulate'"),
+        ({"parameters": {"batch": 12, "accumulate": "{batch}"}}, "accumulate: {batch}: unknown"),
         ({"parameters": {"ranks": 2}}, "this name is the size's"),
         ({"parameters": {"a-b": 2}}, "letters, digits and _"),
         ({"parameters": {"a": [1]}}, "must be a number, a string"),
@@ -196,14 +197,3 @@ def test_what_is_refused_in_one_line() -> None:
             fill(text, NAMES)
         assert said in str(raised.value) and "\n" not in str(raised.value)
         assert len(str(raised.value)) < 500
-
-
-def test_parameters_may_name_each_other() -> None:
-    given = {"a": "{b * 2}", "b": "{48 / ranks}", "c": "x{a}"}
-    assert resolve_all(given, NAMES) == {"a": 12, "b": 6, "c": "x12"}
-    for given, said in (
-        ({"a": "{b}", "b": "{a}"}, "parameters a, b: each needs"),
-        ({"a": "{z}"}, r"parameter a: .*unknown name 'z'"),
-    ):
-        with pytest.raises(UsageError, match=said):
-            resolve_all(given, NAMES)
