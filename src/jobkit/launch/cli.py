@@ -262,7 +262,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
     else:
         changes |= {"command": args.command} if args.command else {}
         study = Study.load(args.study or DEFAULT_STUDY, **changes)
-    study = spec_options.with_words(study, args.sweep, given=vars(args))
+    study = spec_options.with_words(study, args.sweep)
     site = find_site(args.site)
     if site is not None and study.gpus_per_node is None:
         study = study.changed(gpus_per_node=site.gpus_per_node)

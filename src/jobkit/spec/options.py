@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import functools
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -117,12 +117,10 @@ def _read_yaml(path: Path) -> Any:
     return table | {name: _setting(name, word) for name, word in words.items()}
 
 
-def with_words(study: Study, words: Sequence[str], given: Collection[str] = ()) -> Study:
+def with_words(study: Study, words: Sequence[str]) -> Study:
     """The study with what the words NAME=V1,V2 of --sweep say, as last word.
 
-    given: settings that have an option of their own on the same command line, which must not be
-    swept as well. Raises UsageError for a text that is no assignment, a name that the study does
-    not know, and whatever is said twice.
+    Raises UsageError for a text that is no assignment, and a name that the study does not know.
     """
     swept: dict[str, list[str]] = {}
     for word in words:
@@ -130,21 +128,13 @@ def with_words(study: Study, words: Sequence[str], given: Collection[str] = ()) 
         name = name if study.command else name.replace("-", "_")
         if not (name and text):
             raise UsageError(f"--sweep {word!r}: must be NAME=V1,V2")
-        if name in swept:
-            raise UsageError(f"--sweep {name}: given twice")
         swept[name] = [value.strip() for value in text.split(",")]
-        if "" in swept[name]:
-            raise UsageError(f"--sweep {name}={text}: has an empty value")
     if study.command:
         values = {name: tuple(map(_plain, v)) for name, v in swept.items()}
         return replace(study, sweep={**study.sweep, **values})
     check_keys(swept)
-    if both := swept.keys() & given:
-        option = min(both).replace("_", "-")
-        raise UsageError(f"{min(both)}: give --{option} or --sweep, not both")
     sweep = {name: [_setting(name, word) for word in v] for name, v in swept.items()}
     fixed = {k: v for k, v in overridden(study.settings, sweep).items() if k not in sweep}
-    fixed |= {k: v for k, v in study.settings.items() if k in given}
     return replace(study, settings=fixed, sweep=overridden(study.sweep, sweep))
 
 
