@@ -85,7 +85,6 @@ class Study(ProgramOptions):
     """What is to be compared. Raises UsageError for a value that cannot be used."""
 
     name: str
-    description: str = setting("", "purpose of the study", multiline=True)
     strategies: tuple[str, ...] = setting(_DEFAULT_STRATEGIES, "strategies to compare")
     gpus: tuple[int | str, ...] = setting((1, 2, 4), "sizes: total ranks, or NODESxRANKS", low=1)
     gpus_per_node: int | None = setting(
@@ -191,8 +190,6 @@ class Study(ProgramOptions):
             fields["work"] = {**self.work, **fields["work"]}
         rest = {k: v for k, v in overrides.items() if k not in fields}
         check_keys(rest)
-        if rest or "strategies" in fields:  # of which the description may say something else
-            fields.setdefault("description", "")
         settings = overridden(self.settings, rest)
         sweep = {k: v for k, v in overridden(self.sweep, rest).items() if k not in rest}
         return replace(self, **{"settings": settings, "sweep": sweep, **fields})
@@ -240,13 +237,10 @@ class Study(ProgramOptions):
         """Each run of a command. Raises UsageError where per_step contradicts scaling."""
         texts = [*self.command, *self.parameters.values(), self.work.get("per_step")]
         known = set[str]().union(*map(used, [*texts, *(value for _, value in self._swept())]))
-        for name, values in self.sweep.items():
+        for name in self.sweep:
             if name not in known:
                 hint = nearest(name, known)
                 raise UsageError(f"sweep {name}: no {{{name}}} in the command{hint}")
-            if len({*map(str, values)}) < len(values):  # a command has 1 and "1" alike
-                twice = next(v for i, v in enumerate(values) if str(v) in map(str, values[:i]))
-                raise UsageError(f"sweep {name}: has {twice!r} twice")
         for point in self._points():
             parameters = {**self.parameters, **point}
             scaling = self._scaling([self._run(parameters, size) for size in self.sizes()])

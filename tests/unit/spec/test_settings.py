@@ -190,8 +190,7 @@ PRESETS = {"high-performance": (8, 32), "memory-efficient": (2, 128), "single-pr
 def test_every_study_of_the_project_expands() -> None:
     for name in sorted(p.stem for p in STUDIES.glob("*.toml")):
         plan = Study.load(name).expand()
-        assert plan.study.name == name and plan.study.description
-        assert not plan.study.changed(strategies=("mp",)).description  # it says another's
+        assert plan.study.name == name
         if name in PRESETS:
             (spec,) = plan.runs.values()
             assert (spec.world_size, spec.batch_size_per_rank) == PRESETS[name]
