@@ -24,8 +24,13 @@ TOTAL = {"of": "total", "spans": "interval"}
 RATE = r"step (?P<step>\d+) (?P<tokens_per_s>\S+) tok/s"
 
 
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 def pattern_with(**keys: Any) -> Pattern:
-    """The pattern of a file with these keys, in a folder of the test's own."""
+    """The pattern of a file with these keys."""
     Path("own.toml").write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in keys.items()))
     return load_pattern("own.toml")
 
