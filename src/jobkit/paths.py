@@ -116,10 +116,6 @@ class RunPaths:
         """How the attempt ended, written by the payload."""
         return self.attempts / str(attempt) / "outcome.json"
 
-    def fresh_start(self, attempt: int) -> Path:
-        """Exists if the attempt started from scratch, not from an earlier one's checkpoint."""
-        return self.attempts / str(attempt) / "fresh_start"
-
     def fault_marker(self, attempt: int) -> Path:
         """Written by an injected fault of the attempt, right before the injection."""
         return self.attempts / str(attempt) / "fault_marker"

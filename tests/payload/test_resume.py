@@ -24,6 +24,7 @@ from jobkit.spec.strategies import FACTS
 from support.cuts import (
     DATA,
     ITERATIONS,
+    PER_EPOCH,
     RUN,
     SAMPLES,
     actions,
@@ -195,7 +196,7 @@ def test_of_a_model_of_other_shapes_is_refused(forge: Start, own: Path, cut: Res
     words, wider = ("--resume-from", str(cut.paths.folder)), {"OWN_WIDTH": "14"}
     done = forge(2, *PLAIN, *words, cwd=own, env=wider, code=2)
     assert done.out.count("jobkit: error") == 1 and "Traceback" not in done.out
-    assert "the shape of parameter 5.bias is (12,) there and (14,) here" in done.out
+    assert "its model has 1,792 parameters, and this one 2,006" in done.out
 
 
 @pytest.mark.parametrize(
@@ -212,9 +213,10 @@ def test_of_another_training_is_refused(
     name: str, value: Any, position: int, refused: bool
 ) -> None:
     spec = RunSpec(model="mlp")
-    checkpoint: Any = SimpleNamespace(spec=spec.to_dict(), folder=Path("it"))
+    checkpoint: Any = SimpleNamespace(spec=spec.to_dict(), folder=Path("it"), shapes={})
     checkpoint.progress = SimpleNamespace(position=position)
-    here = RunSpec(**{"model": "mlp", name: value})
+    here: Any = SimpleNamespace(strategy=SimpleNamespace(parameter_count=0))
+    here.spec = RunSpec(**{"model": "mlp", name: value})
     line = f"{name} is {spec.to_dict()[name]!r} there and {value!r} here"
     with pytest.raises(UsageError, match=line) if refused else nullcontext():
         _check_fits(checkpoint, here)
@@ -275,7 +277,7 @@ def test_the_one_before_is_taken_or_the_run_begins_anew_or_is_refused(
     else:
         done = forge(1, *how, run_dir=paths.folder, cwd=own, code=code)
     if loaded is None:
-        assert f"no valid checkpoint in {paths.checkpoints}: start again with --fresh" in done.out
+        assert f"no valid checkpoint in {paths.checkpoints}: to begin from scratch" in done.out
         return
     expected = [("rejected", iteration) for iteration in broken]
     expected += [("loaded", loaded)] * bool(loaded)
@@ -338,19 +340,10 @@ def test_by_time_and_no_more_than_are_kept(forge: Start, own: Path) -> None:
     assert kept(done) == [f"{iteration:08d}-0" for iteration in saved[-3:]]
 
 
-def test_fresh_begins_anew_but_a_requeue_loses_nothing(forge: Start, own: Path) -> None:
-    how = (*NOISY, "--checkpoint-every", "4")
-    first = forge(1, *how, cwd=own, env={"JOBKIT_FAULT": "kill@9"}, code=-9)
+def test_what_an_attempt_left_unfinished_is_removed(forge: Start, own: Path) -> None:
+    first = forge(1, *NOISY, "--checkpoint-every", "epoch", "--epochs", "1", cwd=own)
     unfinished = first.paths.checkpoints / ".00000007-0.tmp"
     unfinished.mkdir()
     (unfinished / FILE).write_bytes(b"half of it")
-
-    def attempt(number: int, fault: str, **env: str) -> list[tuple[str, int]]:
-        words = ("--attempt", str(number), "--fresh")
-        env["JOBKIT_FAULT"] = f"{fault}:0:{number}"
-        done = forge(1, *how, *words, run_dir=first.paths.folder, cwd=own, env=env, code=-9)
-        return actions(done, number)
-
-    assert attempt(1, "kill@11", JOBKIT_RESTARTS="1") == [("loaded", 8)]
-    assert attempt(2, "kill@5") == [("saved", 4)]
-    assert kept(first) == ["00000004-2", "00000008-0"]  # what was unfinished is gone
+    forge(1, *NOISY, "--epochs", "1", "--attempt", "1", run_dir=first.paths.folder, cwd=own)
+    assert kept(first) == [f"{PER_EPOCH:08d}-0"] and not unfinished.exists()

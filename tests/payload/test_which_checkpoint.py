@@ -1,12 +1,15 @@
 """Which checkpoints of its run an attempt may resume from, and which of them are removed."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from jobkit.paths import RunPaths, write_json
 from jobkit.payload.checkpoint import found_in, prune
-from jobkit.payload.resume import mark_fresh_start, of_own_run
+from jobkit.payload.resume import of_own_run
+from jobkit.payload.run import candidates
 
 
 @pytest.fixture
@@ -31,15 +34,20 @@ def test_those_of_earlier_attempts_the_newest_first(paths: RunPaths) -> None:
 
 
 def test_none_of_another_training(paths: RunPaths) -> None:
-    """Of one that had ended well, or that began from scratch since."""
     write_json(paths.outcome(1), {"status": "ok"})
     assert names(of_own_run(paths, 3)) == ["20-2", "10-2"]
     write_json(paths.outcome(1), {"status": "failed"})
     assert len(of_own_run(paths, 3)) == 6
-    mark_fresh_start(paths, 1)
-    assert names(of_own_run(paths, 3)) == ["20-2", "10-2", "20-1", "10-1"]
-    mark_fresh_start(paths, 4)  # begun later: by another launcher, perhaps
-    assert len(of_own_run(paths, 3)) == 4
+
+
+def test_the_runs_own_are_taken_before_those_of_another_run(
+    paths: RunPaths, tmp_path: Path
+) -> None:
+    (tmp_path / "other" / "checkpoints" / "00000030-0").mkdir(parents=True)
+    job: Any = SimpleNamespace(attempt=0, resume_from=tmp_path / "other")
+    assert names(candidates(job, paths)) == ["30-0"]
+    job.attempt = 1
+    assert names(candidates(job, paths)) == ["20-0", "10-0"]
 
 
 def test_the_newest_stay_and_those_of_a_later_attempt(paths: RunPaths) -> None:

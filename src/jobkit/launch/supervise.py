@@ -108,7 +108,7 @@ def join_attempt(run: Run, signals: Signals) -> int:
 
 def start_attempt(run: Run) -> tuple[Children, socket.socket | None]:
     """Start the ranks, or what starts them; the socket holds their port."""
-    env = {**os.environ, "JOBKIT_RESTARTS": str(run.attempt - run.first)}
+    env = dict(os.environ)
     words = [*run.training]
     if run.command:
         env = start.command_environment(run, env)

@@ -66,15 +66,10 @@ def parser() -> argparse.ArgumentParser:
     check = "check the settings for this number of ranks (default 1) without torch, then stop"
     add("--check", type=int, nargs="?", const=1, metavar="RANKS", help=check)
     source = (
-        "start from a checkpoint of another run: its folder, or one in its checkpoints/; the "
-        "strategy and the number of ranks may differ"
+        "start from a checkpoint of another run, if this one has none: its folder, or one in its "
+        "checkpoints/; the strategy and the number of ranks may differ"
     )
     add("--resume-from", type=Path, metavar="DIR", help=source)
-    fresh = (
-        "start from scratch even if an earlier attempt of this run left a checkpoint; a "
-        "requeued job still resumes from its own"
-    )
-    add("--fresh", action="store_true", help=fresh)
     add_recipe_argument(options)
     add_spec_arguments(options)
     return options
@@ -123,8 +118,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             dry_run=args.dry_run,
             stop=stop,
             resume_from=args.resume_from,
-            fresh=args.fresh,
-            restarted=place.restart > 0 or os.environ.get("JOBKIT_RESTARTS", "0") != "0",
         )
         as_rank(place.rank, lambda: run_rank(job))
         return Exit.OK  # the outcome says 75 of one that was stopped: a code would end other ranks

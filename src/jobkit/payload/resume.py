@@ -25,8 +25,6 @@ from jobkit.payload.checkpoint import (
     shared_tensors,
 )
 from jobkit.payload.device import seed_rank
-from jobkit.payload.distributed import gather
-from jobkit.spec.runspec import RunSpec
 
 if TYPE_CHECKING:
     from jobkit.payload.train import Trainer
@@ -39,24 +37,15 @@ _OF_ORDER = ("dataset", "train_samples", "train_split", "seed", "repeat")
 def of_own_run(paths: RunPaths, attempt: int) -> list[Path]:
     """The checkpoints that an attempt may resume from, the newest first.
 
-    Those before an attempt that completed, or that started from scratch, are another training's.
+    Those of an attempt that completed, and before it, are another training's.
     """
     first = 0
     for n in (n for n in paths.attempt_numbers() if n < attempt):
-        if paths.fresh_start(n).exists():
-            first = n
         if (read_json(paths.outcome(n)) or {}).get("status") == "ok":
             first = n + 1
     return [
         folder for folder in found_in(paths.checkpoints) if first <= attempt_of(folder) < attempt
     ]
-
-
-def mark_fresh_start(paths: RunPaths, attempt: int) -> None:
-    """Mark the attempt as one that resumes from no earlier attempt of the run."""
-    mark = paths.fresh_start(attempt)
-    mark.parent.mkdir(parents=True, exist_ok=True)
-    mark.touch()
 
 
 def named_by_user(path: Path) -> list[Path]:
@@ -86,8 +75,7 @@ def resume(trainer: "Trainer", group: Group, candidates: list[Path], must: bool)
         started = time.monotonic()
         try:
             checkpoint = check(folder, group)
-            _check_fits(checkpoint, trainer.spec)
-            _check_shapes(checkpoint, trainer, group)
+            _check_fits(checkpoint, trainer)
             begun = True
             _load(checkpoint, trainer, group)
         except Corrupt as error:
@@ -114,17 +102,17 @@ def resume(trainer: "Trainer", group: Group, candidates: list[Path], must: bool)
         return folder
     if candidates and (must or begun):  # begun: the model is half of a checkpoint's by now
         raise UsageError(
-            f"no valid checkpoint in {candidates[0].parent}: start again with --fresh to begin "
-            "from scratch"
+            f"no valid checkpoint in {candidates[0].parent}: to begin from scratch, remove that "
+            "folder or leave out --resume-from"
         )
     if candidates:
         report.warn("no valid checkpoint: the run starts from scratch")
     return None
 
 
-def _check_fits(checkpoint: Checkpoint, spec: RunSpec) -> None:
+def _check_fits(checkpoint: Checkpoint, trainer: "Trainer") -> None:
     """Raise UsageError for a checkpoint of another model, or of other samples."""
-    ours = vars(spec)
+    ours = vars(trainer.spec)
     for name in _OF_MODEL + (_OF_ORDER if checkpoint.progress.position else ()):
         theirs = checkpoint.spec.get(name, ours[name])
         if theirs != ours[name]:
@@ -132,22 +120,13 @@ def _check_fits(checkpoint: Checkpoint, spec: RunSpec) -> None:
                 f"{checkpoint.folder} belongs to a different configuration: {name} is {theirs!r} "
                 f"there and {ours[name]!r} here"
             )
-
-
-def _check_shapes(checkpoint: Checkpoint, trainer: "Trainer", group: Group) -> None:
-    """Raise UsageError, on every rank, where the model's parameters are not the checkpoint's."""
-    parameters = trainer.strategy.named_parameters()
-    parts = gather({f"model.{name}": tuple(p.shape) for name, p in parameters.items()}, group)
-    ours = {name: shape for part in parts for name, shape in part.items()}
-    shapes = checkpoint.shapes.items()
-    theirs = {name: tuple(size) for name, (size, _) in shapes if name.startswith("model.")}
-    for name in sorted(ours.keys() | theirs.keys()):
-        here, there = ours.get(name, "absent"), theirs.get(name, "absent")
-        if here != there:
-            raise UsageError(
-                f"{checkpoint.folder} belongs to a different configuration: the shape of parameter "
-                f"{name.removeprefix('model.')} is {there} there and {here} here"
-            )
+    shapes, here = checkpoint.shapes.items(), trainer.strategy.parameter_count
+    there = sum(size.numel() for name, (size, _) in shapes if name.startswith("model."))
+    if there != here:  # that of a parameter which is absent here would not be missed
+        raise UsageError(
+            f"{checkpoint.folder} belongs to a different configuration: its model has {there:,} "
+            f"parameters, and this one {here:,}"
+        )
 
 
 def _load(checkpoint: Checkpoint, trainer: "Trainer", group: Group) -> None:

@@ -35,7 +35,7 @@ from jobkit.payload.model import build_model
 from jobkit.payload.place import RankEnv, share_of_cores
 from jobkit.payload.recipe import FastCNN, look_ahead
 from jobkit.payload.report import Reporter, write_outcome, write_spec
-from jobkit.payload.resume import mark_fresh_start, named_by_user, of_own_run, resume
+from jobkit.payload.resume import named_by_user, of_own_run, resume
 from jobkit.payload.same_ranks import compare_ranks
 from jobkit.payload.signals import Stopped, StopRequest, read_fault
 from jobkit.payload.stop import JobGuard
@@ -74,8 +74,6 @@ class RankJob:
     dry_run: bool = False
     stop: StopRequest = field(default_factory=StopRequest)
     resume_from: Path | None = None
-    fresh: bool = False  # resume from no earlier attempt
-    restarted: bool = False  # the job was started before, with the same options
 
 
 def run_rank(job: RankJob) -> None:
@@ -329,17 +327,12 @@ def _guard(job: RankJob, trainer: Trainer) -> JobGuard:
 
 
 def candidates(job: RankJob, paths: RunPaths) -> list[Path]:
-    """The checkpoints that the job may resume from, the newest first.
+    """The checkpoints that the job may resume from, the newest first: the run's own before others.
 
-    --fresh and --resume-from are for the first start of a job: when it is started again, with the
-    same options, what it has done since counts.
+    A job that is started again has the same options: what it has done since counts.
     """
-    own = of_own_run(paths, job.attempt)
-    if not (job.fresh or job.resume_from) or (job.restarted and own):
-        return own
-    named = named_by_user(job.resume_from) if job.resume_from else []
-    mark_fresh_start(paths, job.attempt)
-    return named
+    named = job.resume_from
+    return of_own_run(paths, job.attempt) or (named_by_user(named) if named else [])
 
 
 def _record_failure(job: RankJob, report: Reporter, error: Exception) -> None:
