@@ -28,11 +28,11 @@ def drill_rows(path: Path) -> dict[str, dict[str, str]]:
 
 def test_a_command_under_faults_of_slurm(cluster, kit: Checkout, hit: list[str]) -> None:
     """A rank killed on its node, after which the drill submits again, and a cancelled job."""
-    words = ["--name", "command", "--faults", "kill", "scancel", "raise", *hit]
+    words = ["--faults", "kill", "scancel", "raise", *hit]
     done = kit.python(cluster, "-m", "jobkit", "drill", *words)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 of 2 faults: recovered\n" in done.stdout
-    found = drill_rows(kit.folder / "logs" / "command" / "drill.csv")
+    found = drill_rows(kit.folder / "logs" / "drill" / "drill.csv")
     assert found["kill"]["evidence"] == "rank 1: ended by SIGKILL"
     assert "CANCELLED" in found["scancel"]["evidence"]
     for name, first in (("kill", "failed"), ("scancel", "cancelled")):
@@ -44,7 +44,7 @@ def test_a_command_under_faults_of_slurm(cluster, kit: Checkout, hit: list[str])
 
 def test_an_ended_drill_leaves_no_job(cluster, kit: Checkout, hit: list[str]) -> None:
     env = {**cluster.env, **kit.env, "PYTHONPATH": str(kit.folder / "src")}
-    words = ["-m", "jobkit", "drill", "--name", "ended", "--faults", "kill", *hit]
+    words = ["-m", "jobkit", "drill", "--faults", "kill", *hit]
     queued = ["squeue", "-h", "-t", "PENDING,RUNNING", "--format=%j"]
     process = subprocess.Popen([sys.executable, *words], cwd=kit.folder, env=env)
     until(lambda: "drill-reference" in cluster.run(*queued).stdout, "its first job")

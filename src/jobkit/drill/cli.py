@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 from jobkit.drill.faults import FAULTS, REFERENCE, FaultCase, show, write_csv
 from jobkit.drill.places import LocalPlace, Place, SlurmPlace
-from jobkit.drill.programs import FIRST, LAST, Program
+from jobkit.drill.programs import Program
 from jobkit.drill.run import PATIENCE_S, Drill
-from jobkit.errors import Exit, Parser, UsageError, at_least, command, one_of, positive
+from jobkit.errors import Exit, Parser, UsageError, command, one_of, positive
 from jobkit.launch.slurm_cluster import find_site
 from jobkit.paths import StudyPaths
 from minicluster.cluster import on_signals, temporary
@@ -33,7 +33,7 @@ The last three need Slurm, and preemption --urgent-partition or --minicluster.
 
 Exit codes: 0 recovered from every fault, with bitwise equal parameters (of a command they are not
 compared) and no leaked process; 4 not from every fault; 2 wrong usage; 130 interrupted.
-logs/NAME/drill.csv has one row per fault, and logs/NAME/FAULT/ is the folder of its run.
+logs/drill/drill.csv has one row per fault, and logs/drill/FAULT/ is the folder of its run.
 """
 
 
@@ -50,20 +50,10 @@ def parser() -> argparse.ArgumentParser:
     where.add_argument("--minicluster", action="store_true", help="on a temporary minicluster")
     where.add_argument("--local", action="store_true", help="on this machine, without Slurm")
     new.add_argument("--faults", nargs="+", metavar="NAME", help="inject only these faults")
-    when = new.add_mutually_exclusive_group()
-    when.add_argument(
-        "--at", type=at_least(int, FIRST, LAST), metavar="N",
-        help=f"iteration of the training after which the fault comes (default {Program.at})",
-    )  # fmt: skip
-    when.add_argument(
-        "--after", type=positive, metavar="S",
-        help="seconds from a command's start to the fault (default: half of its time without one)",
-    )  # fmt: skip
     new.add_argument(
         "--patience", type=positive, default=PATIENCE_S, metavar="S",
         help="seconds in which a run must start, end or start again (default 400)",
     )  # fmt: skip
-    new.add_argument("--name", default="drill", help="folder under logs/ (default drill)")
     new.add_argument("--site", help="site profile (default: that of this cluster)")
     new.add_argument("-A", "--account", help="account to charge")
     new.add_argument("-p", "--partition", help="partition")
@@ -92,17 +82,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def program_of(args: argparse.Namespace, words: Sequence[str]) -> Program:
     """What the drill starts: the command after --, else jobkit's training. Raises UsageError."""
     if not words:
-        if args.after:
-            raise UsageError("--after is for a command, which comes after --; here say --at")
-        return Program(at=args.at or Program.at, device=args.device or "cpu")
+        return Program(device=args.device or "cpu")
     if not words[1:]:
         raise UsageError("-- needs a command after it, as: -- python train.py")
-    for name in ("at", "device"):
-        if getattr(args, name):
-            raise UsageError(f"--{name} is of jobkit's own training, not of a command")
+    if args.device:
+        raise UsageError("--device is of jobkit's own training, not of a command")
     # From the start to the fault, from there to the end, and as long again.
     minutes = max(10, math.ceil(3 * args.patience / 60))
-    return Program(words=tuple(words[1:]), after_s=args.after or 0.0, minutes=minutes)
+    return Program(words=tuple(words[1:]), minutes=minutes)
 
 
 def run(args: argparse.Namespace, program: Program, faults: Sequence[FaultCase]) -> int:
@@ -110,17 +97,10 @@ def run(args: argparse.Namespace, program: Program, faults: Sequence[FaultCase])
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else 100
-    study, console = (
-        StudyPaths.named(args.name),
-        Console(highlight=False, markup=False, width=width),
-    )
+    study, console = StudyPaths.named("drill"), Console(highlight=False, markup=False, width=width)
     say = functools.partial(console.print, soft_wrap=True)
-    if study.plan.exists():
-        raise UsageError(f"--name {study.folder.name}: is a study; choose another")
-    ours = {*FAULTS, REFERENCE.name, study.drill.name}
-    names = sorted(p.name for p in study.folder.iterdir()) if study.folder.exists() else []
-    if strange := [name for name in names if name not in ours]:
-        raise UsageError(f"{study.folder} holds other files ({strange[0]}); choose a --name")
+    if study.folder.exists() and not study.run(REFERENCE.name).folder.exists():
+        raise UsageError(f"{study.folder} is not of a drill, which would clear it: move it away")
     halted = threading.Event()  # on which the drill ends its runs
     with on_signals(lambda *_: halted.set()), contextlib.ExitStack() as stack:
         if args.minicluster:

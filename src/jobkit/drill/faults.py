@@ -85,11 +85,9 @@ def first_state(paths: RunPaths, ended: float | None) -> RunState:
     """
     with tempfile.TemporaryDirectory() as folder:
         early = RunPaths(Path(folder) / paths.folder.name)
-        for path in (paths.metrics(0), paths.outcome(0)):
-            copy = early.folder / path.relative_to(paths.folder)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            if path.exists():
-                shutil.copy2(path, copy)
+        early.outcome(0).parent.mkdir(parents=True)
+        if paths.outcome(0).exists():
+            shutil.copy2(paths.outcome(0), early.outcome(0))
         log = paths.log.read_text(errors="replace") if paths.log.exists() else ""
         early.log.write_text(log.split(f"{START_MARK}: attempt 1 ")[0])
         write_json(early.job, {"launcher": "drill", "ended": ended, "started": 0.0, "pid": None})

@@ -15,7 +15,6 @@ from typing import Any
 
 from jobkit.drill.faults import REFERENCE, FaultCase, Row
 from jobkit.drill.places import Size, Started
-from jobkit.errors import UsageError
 from jobkit.launch.command import clean_environment, python_path
 from jobkit.metric.reader import read_file
 from jobkit.paths import RunPaths
@@ -35,15 +34,14 @@ TRAINING: dict[str, Any] = {
     "checkpoint_every": "10",
     "why": 0,
 }
-FIRST, LAST = 21, 60  # after two checkpoints, and some iterations before the end
+AT = 25  # the iteration after which the fault comes: after two checkpoints, well before the end
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
     """What the drill starts, and when the fault hits it."""
 
-    at: int = 25  # the training's iteration after which the fault comes
-    after_s: float = 0.0  # seconds from a command's start to the fault; 0: half of its time
+    after_s: float = 0.0  # seconds from a command's start to the fault: half of its time
     words: tuple[str, ...] = ()  # the command; empty: jobkit's training
     device: str = "cpu"  # of the training
     minutes: int = 10  # the time limit of a job
@@ -63,13 +61,7 @@ class Program:
             return {}
         # Rank 1 injects the fault itself; rank 0 pauses for one from outside.
         kind, rank = (fault.name, 1) if fault.itself else ("hold", 0)
-        return {"JOBKIT_FAULT": f"{kind}@{self.at}:{rank}"}
-
-    def timed(self, took_s: float) -> "Program":
-        """The program, by its seconds without a fault. Raises UsageError for one too short."""
-        if self.after_s and self.after_s >= took_s:
-            raise UsageError(f"--after {self.after_s:g}: the command took {took_s:.0f} s")
-        return replace(self, after_s=self.after_s or took_s / 2)
+        return {"JOBKIT_FAULT": f"{kind}@{AT}:{rank}"}
 
     def reached(self, paths: RunPaths, started: Started) -> bool:
         """Whether the first attempt is where the fault comes."""
@@ -78,7 +70,7 @@ class Program:
         return bool(started.begins) and time.time() - started.begins[0] >= self.after_s
 
     def where(self) -> str:
-        return f"{self.after_s:.1f} s" if self.words else f"iteration {self.at}"
+        return f"{self.after_s:.1f} s" if self.words else f"iteration {AT}"
 
     def redone(self, paths: RunPaths) -> int | None:
         """The iterations of the training that the second attempt did again; None: not known.
@@ -90,7 +82,7 @@ class Program:
         first, second = (records(paths, attempt, "checkpoint") for attempt in (0, 1))
         done = [int(r["iteration"]) for r in first if r["action"] == "saved"]
         loaded = [int(r["iteration"]) for r in second if r["action"] == "loaded"]
-        return max([self.at, *done]) - (loaded[0] if loaded else 0)
+        return max([AT, *done]) - (loaded[0] if loaded else 0)
 
     def deviation(self, fault: FaultCase, status: str) -> str:
         """What was not as expected of the attempt that the fault hit, by its status; or empty."""
