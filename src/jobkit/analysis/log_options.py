@@ -1,6 +1,7 @@
 """The options of collect about logs of other programs."""
 
 import argparse
+import os
 import shlex
 from collections.abc import Sequence
 from glob import glob
@@ -72,7 +73,8 @@ def given_logs(args: argparse.Namespace) -> "GivenLogs":
         warmup_steps=args.warmup_steps,
         scaling=args.scaling,
     )
-    if not any(size_of(path, given) for path in given.files):
+    # The reason of a run whose log is closed says that.
+    if not any(size_of(path, given) or not os.access(path, os.R_OK) for path in given.files):
         raise UsageError(f"--size {given.size!r} finds no number of ranks in any log or its name")
     return given
 

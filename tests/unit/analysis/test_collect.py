@@ -15,13 +15,13 @@ from jobkit.analysis.report.tables import run_costs
 from jobkit.analysis.tables.columns import TABLES
 from jobkit.analysis.tables.series import SAME, faults, series_labels
 from jobkit.drill.faults import Row
-from jobkit.errors import UsageError
 from jobkit.metric.kinds import KINDS
+from jobkit.metric.pattern import load_pattern
 from jobkit.outcome.state import STATUSES
 from jobkit.paths import write_json
 from jobkit.spec.command import CommandSpec
 from jobkit.spec.runspec import RunSpec
-from jobkit.spec.study import Plan
+from jobkit.spec.study import Plan, Study
 from support.fake_study import FakeRun, logs, make_plan, whole_run, whole_study
 from support.place import ROOT, script
 
@@ -247,20 +247,30 @@ def test_what_was_decided_is_in_the_tables_and_contradicts_no_plan() -> None:
     assert results.warnings() == []
 
 
-def test_a_log_or_folder_that_is_closed_ends_collect_with_its_name(tmp_path, monkeypatch) -> None:
-    """What is in it may be all that counts."""
-    plan = whole_study(strategies=("ddp",), gpus=(1, 2))
+def test_a_run_whose_log_cannot_be_read_has_no_rate(tmp_path: Path, monkeypatch) -> None:
+    """Not that of its wall time either, of another unit than the others'."""
+    plan = Study(name="n", gpus=(1,), repeats=2, command=("x",), pattern="nanogpt").expand()
+    plan.save()
+    for paths in map(plan.paths.run, plan.runs):
+        (paths.attempts / "0").mkdir(parents=True)
+        paths.log.write_text(load_pattern("nanogpt").sample)
+        write_json(paths.outcome(0), {"exit_code": 0, "status": "ok", "reason": ""})
+        write_json(
+            paths.job, {"launcher": "run.sh", "started": 1.0, "elapsed_s": 8.0, "ended": 9.0}
+        )
     first, other = plan.runs
-    log = plan.paths.run(first).log
-    log.rename(tmp_path / "elsewhere")
-    log.symlink_to(tmp_path / "elsewhere")  # out of the study
-    with pytest.raises(UsageError, match=f"{first}/train.log cannot be read: a link that leads ou"):
-        collect("s", write=False)
-    log.unlink()
-    shutil.rmtree(plan.paths.run(other).metrics_folder)
+    shut = plan.paths.run(first).log
+    shut.rename(tmp_path / "elsewhere")
+    shut.symlink_to(tmp_path / "elsewhere")  # out of the study
+    found = collect("n")
+    rows = rows_of(found)
+    assert [row["status"] for row in rows.values()] == ["ok", "ok"]
+    assert pd.isna(rows[first]["throughput"]) and pd.notna(rows[other]["throughput"])
+    assert found.sizes[0].note is None
+    assert f"{first}/train.log cannot be read: a link that leads out" in str(found.warnings())
     monkeypatch.setattr("jobkit.analysis.collect.records.closed", lambda _: "Permission denied")
-    with pytest.raises(UsageError, match=f"{other}/metrics cannot be read: Permission denied"):
-        collect("s", write=False)
+    warnings = collect("n", write=False).warnings()
+    assert f"{other}/metrics cannot be read: Permission denied" in warnings
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,11 @@ def test_what_a_size_finds(size: str, shapes: list[tuple[int, int, int]] | None)
         ) == {"ok"}
 
 
+def test_a_closed_log_is_no_wrong_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: not str(path).endswith("a.log"))
+    assert list(collected(*NANOGPT, a="none").runs["status"]) == ["failed"]
+
+
 def test_an_evaluation_is_in_no_rate_and_unknown_nodes_are_in_no_cost(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

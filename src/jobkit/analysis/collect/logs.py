@@ -111,6 +111,8 @@ def _judged(
 
     What its newest attempt recorded of its own end counts before what else the log has.
     """
+    if records.unreadable:
+        return {"status": "failed", "reason": records.unreadable}
     end = records.last("run_end")
     recorded = end.get("status") if end.get("attempt") == records.newest else None
     tail = of_newest(read_tail(path, within=_ANYWHERE), records.newest)
@@ -134,7 +136,7 @@ def size_of(path: Path, logs: GivenLogs) -> Row:
     """The size of a run: from its log's name, its first MiB, or jobkit's lines in it; else empty.
 
     What the group series of the expression finds is there too. Raises UsageError where it takes too
-    long, and where the log cannot be read.
+    long.
     """
     expression, per_node = regex.compile(logs.size), logs.ranks_per_node
     try:
@@ -142,8 +144,8 @@ def size_of(path: Path, logs: GivenLogs) -> Row:
             head = stream.read(_HEAD).decode("utf-8", "replace")
         texts = [path.name, *head.splitlines()]
         match = next((m for t in texts if (m := expression.search(t, timeout=TIMEOUT_S))), None)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
+    except OSError:
+        return {}  # the reader of records says why
     except TimeoutError:
         raise UsageError(f"--size {logs.size!r}: took longer than {TIMEOUT_S:g} s") from None
     found = {k: v for k, v in match.groupdict().items() if v} if match else {}

@@ -13,7 +13,6 @@ import orjson
 
 from jobkit.analysis.collect.lines import ATTEMPT, with_numbers
 from jobkit.analysis.tables.text import counted
-from jobkit.errors import UsageError
 from jobkit.files import closed, file_names, is_regular
 from jobkit.metric import reader
 from jobkit.metric.kinds import Record
@@ -34,6 +33,7 @@ class RunRecords:
     rejected: int = 0  # [METRIC] lines without a record of this run
     lost: int = 0
     problems: list[str] = field(default_factory=list)  # of each file that has some, a sentence
+    unreadable: str = ""  # why a file with records could not be read
 
     def of(self, kind: str) -> list[Record]:
         """The records of a kind, oldest first."""
@@ -86,8 +86,7 @@ def epoch_of(record: Record) -> int | None:
 def read_run(paths: RunPaths, run_id: str | None) -> RunRecords:
     """Read all records of a run; those of another run in its files are rejected.
 
-    run_id None takes the records of any run: the folder has no spec.json. Raises UsageError where a
-    file or folder is closed to us: what is in it may be all that counts.
+    run_id None takes the records of any run: the folder has no spec.json.
     """
     study, found = paths.folder.parent, RunRecords()
     records: list[Record] = []
@@ -96,8 +95,8 @@ def read_run(paths: RunPaths, run_id: str | None) -> RunRecords:
     named.sort(key=lambda match: (int(match[1]), int(match[2] or 0)))
     files = [(paths.metrics_folder / match[0], match[2]) for match in named]
     files = [(path, rank) for path, rank in (*files, (paths.log, None)) if is_regular(path)]
-    if not named and (why := closed(paths.metrics_folder)):
-        raise UsageError(f"{paths.metrics_folder.relative_to(study)} cannot be read: {why}")
+    if all(path == paths.log for path, _ in files) and (why := closed(paths.metrics_folder)):
+        _cannot_read(found, str(paths.metrics_folder.relative_to(study)), why)
     for path, rank in files:
         name = str(path.relative_to(study))
         of_file = _read(found, path, name, run_id, study, seen if rank is None else None)
@@ -109,10 +108,7 @@ def read_run(paths: RunPaths, run_id: str | None) -> RunRecords:
 
 
 def read_log(path: Path) -> RunRecords:
-    """Read all records of a log that lies anywhere; of several runs those of the first.
-
-    Raises UsageError where it cannot be read.
-    """
+    """Read all records of a log that lies anywhere; of several runs those of the first."""
     found = RunRecords()
     records = _read(found, path, path.name, None, Path("/"), None)  # the user named it
     end = _end_of_first(records)
@@ -173,7 +169,8 @@ def _read(
                 count += 1
                 first = first or why
     except OSError as error:
-        raise UsageError(f"{name} cannot be read: {error.strerror or error}") from None
+        _cannot_read(found, name, error.strerror or str(error), count + 1)
+        return records
     if count:
         _reject(found, name, count, first)
     return records
@@ -183,6 +180,13 @@ def _reject(found: RunRecords, name: str, count: int, first: str) -> None:
     found.rejected += count
     lines = counted(count, "[METRIC] line")
     found.problems.append(f"{name}: {lines} rejected, the first{first}")
+
+
+def _cannot_read(found: RunRecords, name: str, why: str, count: int = 1) -> None:
+    # What is behind the place that cannot be read may be all that counts.
+    found.rejected += count
+    found.unreadable = f"cannot be read: {why}"
+    found.problems.append(f"{name} {found.unreadable}")
 
 
 def _whole(found: RunRecords, records: list[Record]) -> RunRecords:

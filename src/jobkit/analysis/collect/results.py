@@ -264,8 +264,10 @@ def _read(
     name, ranks = getattr(spec, "pattern", None), getattr(spec, "world_size", None)
     pattern = load_pattern(name) if name else None
     observed = observed_of(paths.log, paths.folder.parent, records, spec, pattern, ranks)
+    # Where rates may lie in a file that is closed to us, the wall time stands for none of them.
     job = read_json(paths.job) or {}
-    row = result_row(spec, state, records, observed, wall_time_s(job, state.attempts))
+    wall_s = None if records.unreadable else wall_time_s(job, state.attempts)
+    row = result_row(spec, state, records, observed, wall_s)
     row["ranks_together"] = ranks_together(job, records, spec)
     row |= use_row(records, observed, row, slurm_j)
     return of_tables(paths.folder.name, records, observed, row) | {"spec": spec}

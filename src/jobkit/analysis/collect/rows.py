@@ -36,7 +36,6 @@ from jobkit.analysis.tables.columns import RESULTS
 from jobkit.analysis.tables.frames import Row
 from jobkit.analysis.tables.text import counted
 from jobkit.errors import UsageError
-from jobkit.files import is_regular
 from jobkit.metric.kinds import COMMON, KINDS, Record
 from jobkit.metric.pattern import Pattern
 from jobkit.outcome.logs import open_log
@@ -81,10 +80,12 @@ def observed_of(
     windows = records.of_all_ranks("window")
     by_meter = observed_windows(windows, records.last("run_start"), stated, ranks)
     by_lines = None
-    wanted = by_pattern or by_meter is None or by_meter.source == "auto"
-    if pattern and wanted and is_regular(log):
-        with open_log(log, within) as stream:
-            by_lines = observed_lines(matches(stream, pattern), pattern, ranks, stated)
+    if pattern and (by_pattern or by_meter is None or by_meter.source == "auto"):
+        try:
+            with open_log(log, within) as stream:
+                by_lines = observed_lines(matches(stream, pattern), pattern, ranks, stated)
+        except OSError:
+            pass  # the reader of records says why
     if by_lines and (by_lines.steps or by_pattern):
         return by_lines
     best = by_meter or observed_metrics(records.records, ranks, stated)
