@@ -48,3 +48,6 @@ def test_a_run_survives(cluster, kit: Checkout, what: str, request) -> None:
     assert run_state(paths).status == "ok" and len(paths.attempt_numbers()) == 2
     (loaded,) = records_of(paths.metrics(1), "checkpoint")[:1]
     assert loaded["action"] == "loaded" and loaded["iteration"] >= 8
+    if what == "slurmd":  # the attempt lived on, and wrote no more once another had begun
+        assert "attempt 0 is fenced" in paths.outcome(0).read_text()
+        assert not list(paths.checkpoints.glob("*-0"))

@@ -347,3 +347,14 @@ def test_what_an_attempt_left_unfinished_is_removed(forge: Start, own: Path) -> 
     (unfinished / FILE).write_bytes(b"half of it")
     forge(1, *NOISY, "--epochs", "1", "--attempt", "1", run_dir=first.paths.folder, cwd=own)
     assert kept(first) == [f"{PER_EPOCH:08d}-0"] and not unfinished.exists()
+
+
+def test_an_attempt_that_is_not_the_newest_ends(forge: Start, own: Path, tmp_path: Path) -> None:
+    """The job was requeued while its first start went on, on a node that Slurm had lost."""
+    paths = RunPaths(tmp_path / "run")
+    (paths.attempts / "1").mkdir(parents=True)
+    often = ("--checkpoint-every", "4", "--attempt", "0")
+    done = forge(2, *NOISY, *often, run_dir=paths.folder, cwd=own, code=None)
+    assert None not in done.codes and 0 not in done.codes
+    assert "attempt 0 is fenced: attempt 1 of this run has begun" in str(done.outcome)
+    assert not list(paths.checkpoints.glob("*"))

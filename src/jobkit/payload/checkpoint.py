@@ -294,9 +294,14 @@ class Checkpoints:
     def save(self, trainer: "Trainer") -> bool:
         """Write a checkpoint; return whether it succeeded. Every rank calls.
 
-        A failure does not end the training.
+        A failure does not end the training. A newer attempt of the run does, which begins where
+        Slurm has lost a node that computes on: this one may not complete what that one repeats.
         """
-        progress = trainer.progress
+        newest, progress = max(self._paths.attempt_numbers(), default=0), trainer.progress
+        if newest > self._attempt:
+            raise RuntimeError(
+                f"attempt {self._attempt} is fenced: attempt {newest} of this run has begun"
+            )
         self.begun_s, self.begun = time.monotonic(), progress.iteration
         tensors = shared_tensors(trainer)  # first, as it settles the strategy
         tensors |= {f"rank.{self._rank}.{name}": t for name, t in own_tensors(trainer).items()}
