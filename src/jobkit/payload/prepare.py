@@ -6,7 +6,6 @@
 Compute nodes often have no network: run this on a login node, on a file system that both see.
 """
 
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,18 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return Exit.OK
     from jobkit.payload.data import find_source, open_prepared, prepare
 
-    data_dir = expanded(args.data_dir or data_root())
-    path, read = find_source(args.dataset, data_dir, None, None)
-    ready = path.exists()
+    path, read = find_source(args.dataset, expanded(args.data_dir or data_root()), None, None)
     prepare(path, read, lambda line: print(line, flush=True))
     data = open_prepared(path)
-    print(f"{'already prepared' if ready else 'prepared'}: {path}")
-    print(
-        f"  {len(data.train.labels):,} training and {len(data.test.labels):,} test images, "
-        f"{len(data.classes)} classes, {path.stat().st_size / 1e6:,.1f} MB"
-    )
-    place = f" --data-dir {shlex.quote(str(data_dir))}" if args.data_dir else ""
-    print(f"next: bash run.sh --dataset {shlex.quote(args.dataset)}{place}")
+    print(f"{path}: {len(data.train.labels):,} training and {len(data.test.labels):,} test images")
     return Exit.OK
 
 

@@ -4,7 +4,7 @@ import faulthandler
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,19 +46,6 @@ from jobkit.program.process import host_name
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.strategies import FACTS, owners
 
-# What must hold for a setting to matter on a device, in words and as a test.
-_NEEDS: Mapping[str, tuple[str, Callable[[RunSpec, str], bool]]] = {
-    "fsdp_group_mib": ("no --fsdp-wrap", lambda s, _: s.fsdp_wrap is None),
-    "fsdp_reduce_fp32": ("a lower precision than fp32", lambda s, _: s.precision != "fp32"),
-    "fsdp_cpu_offload": ("a GPU", lambda _, device: device == "cuda"),
-    "fp32": ("a GPU", lambda s, device: device == "cuda" or s.fp32 == "ieee"),
-    "deterministic": ("a GPU", lambda _, device: device == "cuda"),
-    "compile_mode": ("--compile", lambda s, _: s.compile),
-    "momentum": ("optimizer sgd", lambda s, _: s.optimizer == "sgd"),
-    "lr_base_batch_size": ("--lr-scaling linear or sqrt", lambda s, _: s.lr_scaling != "none"),
-    "width": ("a model that has widths", lambda s, _: ":" not in s.model and s.hidden is None),
-    "hidden": ("--model mlp", lambda s, _: s.model == "mlp"),
-}
 MIN_CORES = 4  # for each GPU
 _START_SHARE = 1.25  # of --timeout-s: a rank that has not joined the group by then ends
 
@@ -179,17 +166,14 @@ def build_trainer(
 def warnings_of(
     spec: RunSpec, place: RankEnv, device: str, samples: int, normalised: bool
 ) -> Iterator[str]:
-    """Yield lines on settings that change nothing in this run, and on what spoils its numbers.
+    """Yield lines on settings of other strategies, and on what spoils the run's numbers.
 
     device: its type. normalised: whether the model has batch normalisation.
     """
     for name in spec.differences():
-        need, holds = _NEEDS.get(name, ("", lambda *_: True))
-        if (strategies := owners(name)) and spec.strategy not in strategies:
-            need = f"strategy {' or '.join(strategies)}"
-        elif holds(spec, device):
-            continue
-        yield f"--{name.replace('_', '-')} has no effect: it needs {need}"
+        if (names := owners(name)) and spec.strategy not in names:
+            need = f"strategy {' or '.join(names)}"
+            yield f"--{name.replace('_', '-')} has no effect: it needs {need}"
     if spec.steps_batch_size > samples:
         yield (
             f"the global batch of {spec.steps_batch_size} is more than the {samples} training "

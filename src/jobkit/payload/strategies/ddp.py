@@ -13,8 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from jobkit.payload.strategies.base import Strategy
 
-_POWERSGD_RANK = 8  # of the approximation
-_POWERSGD_START = 2  # iterations of plain all-reduce before, 2 or more
 # Its name since torch 2.14, and before.
 _SYNC_BUFFERS = "forward_sync_buffers"
 if _SYNC_BUFFERS not in inspect.signature(DistributedDataParallel).parameters:
@@ -49,10 +47,8 @@ class DDP(Strategy):
             **sync_buffers,
         )
         self.prefix = "module."
-        if spec.ddp_comm_hook == "powersgd":
-            state = powerSGD_hook.PowerSGDState(
-                None, _POWERSGD_RANK, _POWERSGD_START, random_seed=spec.seed
-            )
+        if spec.ddp_comm_hook == "powersgd":  # of rank 8, after 2 iterations of plain all-reduce
+            state = powerSGD_hook.PowerSGDState(None, 8, 2, random_seed=spec.seed)
             wrapped.register_comm_hook(state, _power_sgd)
         elif spec.ddp_comm_hook != "none":
             wrapped.register_comm_hook(dist.group.WORLD, _CASTS[spec.ddp_comm_hook])
@@ -61,9 +57,7 @@ class DDP(Strategy):
     def describe(self) -> list[str]:
         spec = self.spec
         lines = [f"ddp: buckets of {spec.ddp_bucket_mib:g} MiB, gradients are views of them"]
-        if spec.ddp_comm_hook == "powersgd":
-            lines.append(f"ddp: PowerSGD of rank {_POWERSGD_RANK} compresses gradients")
-        elif spec.ddp_comm_hook != "none":
+        if spec.ddp_comm_hook != "none":
             lines.append(f"ddp: gradients are sent in {spec.ddp_comm_hook}")
         return lines
 
@@ -92,14 +86,11 @@ def _empty_in_fp32(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tenso
 _CASTS = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
 
 
-def _power_sgd(
-    state: powerSGD_hook.PowerSGDState, bucket: torch.distributed.GradBucket
-) -> torch.futures.Future[torch.Tensor]:
-    """torch's PowerSGD hook, one bucket after the other where the backend is Gloo.
+def _power_sgd(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """torch's hook, bucket by bucket on the CPU.
 
-    The hook starts its later all-reduces in callbacks, which Gloo calls from threads of its own:
-    two buckets on their way at once would send them in another order on each rank. On a GPU the
-    callbacks run at once, in the order of the calls.
+    It starts its later all-reduces in callbacks, which Gloo calls from threads of its own: with two
+    buckets on their way the ranks would send them in other orders.
     """
     future = powerSGD_hook.powerSGD_hook(state, bucket)
     if bucket.buffer().device.type == "cpu":
