@@ -84,7 +84,7 @@ unit: $(VENV)/.installed ## the fast tests, without torch
 cluster: ## a real Slurm of four nodes on this machine (hpc/minicluster --help says more)
 	hpc/minicluster up
 
-bench: $(VENV)/.installed ## the benchmarks (ARGS="--save FILE", "--against FILE": what was lost)
+bench: $(VENV)/.installed ## the benchmarks (ARGS="--only NAME": some of them)
 	$(BIN)/python tests/bench/bench.py $(ARGS)
 
 gpu-check: $(VENV)/.installed ## on GPUs: what only they can show, and one file to send back

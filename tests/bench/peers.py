@@ -27,7 +27,7 @@ from typing import Any
 
 from throughput import BATCH, LR, precisions, turns
 
-from bench import LESS, MORE, ROOT, Figures, report
+from bench import ROOT, Figures, report
 
 WARM = 2
 LIMITS = {"fp32": 1.9, "bf16": 2.2}  # ours over the best peer
@@ -213,7 +213,7 @@ def compare(name: str, found: dict[str, list[dict[str, float]]]) -> Figures:
     peers = [way for way in found if way != "ours"]
     best = max(peers, key=lambda way: mids[way][0])
     quickest = min(peers, key=lambda way: mids[way][1])
-    return {f"{name}: rate": (ratios[best][0], MORE), f"{name}: start": (ratios[quickest][1], LESS)}
+    return {f"{name}: rate": ratios[best][0], f"{name}: start": ratios[quickest][1]}
 
 
 def main() -> int:
@@ -223,7 +223,7 @@ def main() -> int:
     args = parser.parse_args()
     ways = ["ours", *(way for way in PEERS if way == "plain" or find_spec(way))]
     print(f"of {', '.join(PEERS)} these are installed: {', '.join(ways[1:])}")
-    figures, limits = Figures(), dict[str, float]()
+    figures, rates, starts = Figures(), Figures(), Figures()
     for precision in precisions():
         for ranks in (1, 2):
             name = f"{precision}, {ranks} rank" + "s" * (ranks > 1)
@@ -231,8 +231,9 @@ def main() -> int:
             for way in turns(ways, args.rounds):
                 found[way].append(run(way, ranks, precision, args.steps))
             figures |= compare(name, found)
-            limits |= {f"{name}: rate": LIMITS[precision], f"{name}: start": 1}
-    return report(figures, limits)
+            rates[f"{name}: rate"] = LIMITS[precision]
+            starts[f"{name}: start"] = 1
+    return report(figures, at_least=rates, at_most=starts)
 
 
 if __name__ == "__main__":

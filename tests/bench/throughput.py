@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import ENV, MORE, NEITHER, ROOT, Figures, report
+from bench import ENV, ROOT, Figures, report
 
 sys.path.insert(0, str(ROOT / "src"))
 
@@ -110,8 +110,8 @@ def loop(rounds: int) -> Figures:
         ways = {"ours": way(precision=precision), "nodata": way(True, precision=precision)}
         ways["compile"] = way(precision=precision, compile=True)
         rates = take_turns(ways, rounds, precision)
-        figures[f"{precision} ours / nodata"] = ratio(rates["ours"], rates["nodata"]), MORE
-        figures[f"{precision} compile / ours"] = ratio(rates["compile"], rates["ours"]), NEITHER
+        figures[f"{precision} ours / nodata"] = ratio(rates["ours"], rates["nodata"])
+        figures[f"{precision} compile / ours"] = ratio(rates["compile"], rates["ours"])
     return figures
 
 
@@ -136,7 +136,7 @@ def ranks(rounds: int) -> Figures:
     pairs = {f"{s}, 2 ranks / 1": (f"{s}-2", f"{s}-1") for s in ("ddp", "fsdp")}
     pairs |= {f"{name} / single-1": (name, "single-1") for name in ("pp-2", "mp-2")}
     pairs["ddp-2: --check-ranks 50 / without"] = "ddp-2 checked", "ddp-2"
-    return {name: (ratio(rates[a], rates[b]), MORE) for name, (a, b) in pairs.items()}
+    return {name: ratio(rates[a], rates[b]) for name, (a, b) in pairs.items()}
 
 
 CASES: dict[str, Callable[[int], Figures]] = {"loop": loop, "ranks": ranks}
@@ -150,7 +150,7 @@ def main() -> int:
     figures: Figures = {}
     for case in args.cases or CASES:
         figures |= CASES[case](args.rounds)
-    return report(figures, LIMITS)
+    return report(figures, at_least=LIMITS)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "src"))
 sys.path.insert(0, str(ROOT / "tests"))
 
-from bench import LESS, Figures, report  # noqa: E402
+from bench import Figures, report  # noqa: E402
 from jobkit.analysis.collect.why import breakdown  # noqa: E402
 
 AUTO = ROOT / "src" / "jobkit" / "program" / "auto"
@@ -192,7 +192,7 @@ def planted_causes(work: Path, only: list[str]) -> int:
             right = said[1]["truth"]["data"] - said[0]["truth"]["data"]
         off = abs(value - right)
         held = named == who and (off <= 0.15 * right or off <= 0.002)
-        figures[f"{name}: off by (ms)"] = (1e3 * off, LESS)
+        figures[f"{name}: off by (ms)"] = 1e3 * off
         step = 1e3 * statistics.fmean(one["step_s"] for one in said)
         cells = [name, *(f"{1e3 * x:.1f}" for x in (right, value)), late, f"{1e3 * off:.1f}"]
         print("|", " | ".join([*cells, "yes" if held else "NO", f"{step:.1f}"]), "|", flush=True)
@@ -209,7 +209,7 @@ def overhead(work: Path, seconds: float, pairs: int) -> int:
         walls = {why: run(work / "run", {}, why, steps)[0][0]["wall_s"] for why in order}
         ratios.append(walls[5] / walls[0])
         print(f"{walls[0]:.1f} s without, {walls[5]:.1f} s with: {ratios[-1]:.4f}", flush=True)
-    return report({"time with / without": (statistics.median(ratios), LESS)})
+    return report({"time with / without": statistics.median(ratios)})
 
 
 # Remedy: cause, the program without it, what is changed.
@@ -239,7 +239,7 @@ def remedies(work: Path, only: list[str]) -> int:
                 per = 4 if changed and "BATCH" in change else 1
                 times[changed].append(statistics.fmean(one["last_s"] for one in said) / per)
         before, after = (1e3 * min(times[c]) for c in (False, True))
-        figures[name] = (before / after, "at least")
+        figures[name] = before / after
         cells = [cause, name, f"{before:.1f}", f"{after:.1f}", f"{before / after:.2f}x"]
         print("|", " | ".join(cells), "|", flush=True)
     return report(figures)

@@ -40,7 +40,7 @@ OF_OTHERS = {
     *("--rocm", "--gpu-bind=none", "--gres=gpu:4", "--gpus-per-task=1", "--gpus-per-node=4"),
     *("--ntasks", "--nodes=2", "--world-sizes", "--signal=USR2", "--signal=TERM", "--signal"),
     *("--signal=USR2@60", "--signal=CONT@1", "--cpus-per-task", "--label", "--prefix", "--"),
-    *("--rounds", "--studies", "--only", "--save", "--against", "--held-out"),
+    *("--rounds", "--studies", "--only", "--held-out"),
 }
 
 
