@@ -18,6 +18,7 @@ from typing import Any
 from jobkit.errors import UsageError, nearest, one_of
 from jobkit.files import read_toml
 from jobkit.paths import REPOSITORY, find_named
+from jobkit.program.lines import finite
 
 PATTERNS = REPOSITORY / "hpc" / "patterns"
 OF = ("total", "per_rank")
@@ -41,6 +42,14 @@ _NAMES = {
     "memory": f"(?:peak_)?memory_(?P<in>{'|'.join(MIB)})",
 }
 
+# A comma or _ divides thousands. A decimal comma is not read: 0,031 is no number.
+_NUMBER = re.compile(
+    r"[+-]?(?:(?:[1-9][0-9]{0,2}(?:(?:,[0-9]{3})+|(?:_[0-9]{3})+)|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)"
+    r"(?:[eE][+-]?[0-9]+)?"
+)
+_WRAPPED = re.compile(r"(?:np|numpy|torch|tensor)[\w.]*\((.*)\)")  # as np.float32(1.25)
+_TIMES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}  # behind a rate or work: 12.3k
+
 
 @dataclass(frozen=True)
 class Quantity:
@@ -62,6 +71,24 @@ def quantity_of(name: str) -> Quantity:
             scale = 1 / scale if kind == "rate" else scale
             return Quantity(kind, scale, parts.get("unit", ""), bool(parts.get("one_rank")))
     return Quantity("free", name=_ALIASES.get(name.lower(), name))
+
+
+def read_value(text: str, name: str = "") -> Any:
+    """A text as a number where it is one, None for NaN and infinity.
+
+    name: of the value; behind a rate or work k, M and G are factors.
+    """
+    word = text.strip().strip("'\"").rstrip(",")
+    if wrapped := _WRAPPED.fullmatch(word):
+        word = wrapped[1]
+    is_amount = word[-1:] in _TIMES and quantity_of(name).kind in ("rate", "work")
+    digits, scale = (word[:-1], _TIMES[word[-1]]) if is_amount else (word, 1)
+    if not _NUMBER.fullmatch(digits):
+        return None if word.lower().lstrip("+-") in ("nan", "inf", "infinity") else word
+    digits = digits.replace(",", "").replace("_", "")
+    if digits.lstrip("+-").isdigit() and len(digits) < 19:  # longer ones may not be of 64 bits
+        return int(digits) * scale
+    return finite(float(digits) * scale)
 
 
 @dataclass(frozen=True, kw_only=True)

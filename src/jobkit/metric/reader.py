@@ -15,18 +15,18 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 from jobkit.metric.kinds import Record
-from jobkit.program.lines import TAG, finite
+from jobkit.metric.pattern import read_value
+from jobkit.program.lines import TAG
 
 _TAG = TAG.encode()
 _MAX_LINE = 1 << 20  # bytes of a line that are looked at together
 _CRC = re.compile(rb',"crc":"([0-9a-f]{8})"\}')
 _COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 _PAIR = re.compile(r'(?<!\S)([A-Za-z_][A-Za-z0-9_.]*)=("[^"]*"|[^\s"\x00-\x1f\x7f]+)[,;]?')
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+")
 _CUT_NUMBER = re.compile(r"[+-]?[0-9]*\.|[+-]?[0-9.]+[eE][+-]?")
 # A number that lost its end to another pair or to a rank's label. Letters alone may be its unit.
 _RUNS_ON = re.compile(r"[+-]?[0-9][0-9.]*(?:\[|[A-Za-z_][\w.]*=)")
-_NO_NUMBER = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
 _IDENTITY = {"kind": str, "run_id": str, "attempt": int, "seq": int}
 Loads = Callable[[bytes], Any]
 
@@ -112,7 +112,10 @@ def _pairs(text: bytes, complete: bool) -> Record | str:
         return "a name twice: two lines in one"
     if any(_CUT_NUMBER.fullmatch(word) or _RUNS_ON.match(word) for _, word in pairs):
         return "a number that may have lost its end"
-    record = {key: _value(word) for key, word in pairs}
+    record = {key: read_value(word, key) for key, word in pairs}
+    if any(_DECIMAL_COMMA.fullmatch(value) for value in record.values() if type(value) is str):
+        # 3,1 is no number: so 255,836 may be 255.836, and no comma is read.
+        record |= {key: word.strip('"') for key, word in pairs if "," in word}
     if "v" in record:
         return "v is the version of jobkit's own records: another name is needed"
     if "epoch" in record:
@@ -121,16 +124,6 @@ def _pairs(text: bytes, complete: bool) -> Record | str:
             return f"epoch {epoch[:20]!r} is no whole number from 0 on"
         record["epoch"] = int(epoch)
     return record
-
-
-def _value(word: str) -> Any:
-    """A word of a key=value line as a number where it is one; None for what is not finite."""
-    if _NUMBER.fullmatch(word):
-        whole = word.lstrip("+-").isdigit() and len(word) < 19  # longer ones may not be of 64 bits
-        return int(word) if whole else finite(float(word))
-    if _NO_NUMBER.fullmatch(word):
-        return None
-    return word[1:-1] if word[:1] == '"' else word
 
 
 def unique(records: Sequence[Record]) -> list[Record]:

@@ -19,7 +19,7 @@ from jobkit.analysis.collect.steps import Observation, Observed
 from jobkit.analysis.tables.text import counted
 from jobkit.errors import ANSI, UsageError
 from jobkit.metric.kinds import Record
-from jobkit.metric.pattern import Pattern, Quantity, quantity_of
+from jobkit.metric.pattern import Pattern, Quantity, quantity_of, read_value
 from jobkit.outcome.evidence import START_MARK
 
 METRIC_LINES = "metric lines"  # the source of key=value lines
@@ -28,14 +28,6 @@ TIMEOUT_S = 2.0  # of one expression on one line
 SAME_SPEED = 1.05  # times as slow at most: other ranks' lines, or those after a restart
 SLOW = 5  # times the median: a step with an evaluation or a checkpoint in it
 ATTEMPT = re.compile(rf"{re.escape(START_MARK)}: attempt ([0-9]{{1,9}})\b")
-# A comma or _ divides thousands. A decimal comma is not read: 0,031 is no number.
-_NUMBER = re.compile(
-    r"[+-]?(?:(?:[1-9][0-9]{0,2}(?:(?:,[0-9]{3})+|(?:_[0-9]{3})+)|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)"
-    r"(?:[eE][+-]?[0-9]+)?"
-)
-_WRAPPED = re.compile(r"(?:np|numpy|torch|tensor)[\w.]*\((.*)\)")  # as np.float32(1.25)
-_DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+")
-_TIMES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}  # behind a rate or work: 12.3k
 _OWN_KEYS = frozenset(("rank", "attempt", "kind", "run_id", "study", "t", "seq"))
 _MEASURES = ("step_time", "rate")  # one of which makes a line an observation
 _FIELD = {"step_time": "time_s", "data_wait": "data_wait_s", "memory": "memory_mib"}
@@ -92,7 +84,7 @@ def observed_lines(
     unread, source, of_one = list[str](), f"pattern {pattern.name}", pattern.of == "per_rank"
     evaluated = False
     for attempt, groups in lines:
-        values = {name: plain(text, name) for name, text in groups.items()}
+        values = {name: read_value(text, name) for name, text in groups.items()}
         measures = [name for name in values if quantity_of(name).kind in _MEASURES]
         if bad := next((name for name in measures if not _is_above_0(values[name])), ""):
             unread.append(f"{bad}={groups[bad].strip()}")
@@ -314,31 +306,3 @@ def _in_one_unit(
         source=source,
         not_taken=not_taken,
     )
-
-
-def with_numbers(record: Record) -> Record:
-    """A key=value line with the numbers that its texts are, as 1,234.5 or np.float32(1.25).
-
-    Where a comma in it is a decimal one, as in 3,1, none is read: 255,836 may be 255.836.
-    """
-    texts = {k: v for k, v in record.items() if isinstance(v, str) and ("," in v or "(" in v)}
-    if any(_DECIMAL_COMMA.fullmatch(v) and not _NUMBER.fullmatch(v) for v in texts.values()):
-        return record
-    return record | {k: plain(v, k) for k, v in texts.items()}
-
-
-def plain(text: str, name: str = "") -> Any:
-    """A text as a number where it is one, None for NaN and infinity.
-
-    name: of the value; behind a rate k, M and G are factors.
-    """
-    word = text.strip().strip("'\"").rstrip(",")
-    if wrapped := _WRAPPED.fullmatch(word):
-        word = wrapped[1]
-    times = _TIMES.get(word[-1:]) if quantity_of(name).kind in ("rate", "work") else None
-    if times and _NUMBER.fullmatch(word[:-1]):
-        return plain(word[:-1]) * times
-    if _NUMBER.fullmatch(word):
-        bare = word.replace(",", "").replace("_", "")
-        return int(bare) if bare.lstrip("+-").isdigit() and len(bare) < 19 else float(bare)
-    return None if word.lower().lstrip("+-") in ("nan", "inf", "infinity") else word

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import orjson
 
-from jobkit.analysis.collect.lines import ATTEMPT, with_numbers
+from jobkit.analysis.collect.lines import ATTEMPT
 from jobkit.analysis.tables.text import counted
 from jobkit.files import closed, file_names, is_regular
 from jobkit.metric import reader
@@ -164,7 +164,7 @@ def _read(
                 elif "v" in item and run_id not in (None, item["run_id"]):
                     why = f": of another run: {item['run_id']}"
                 else:
-                    records.append(item if "v" in item else with_numbers(item))
+                    records.append(item)
                     continue
                 count += 1
                 first = first or why
