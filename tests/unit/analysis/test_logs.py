@@ -148,7 +148,7 @@ def test_an_evaluation_is_in_no_rate_and_unknown_nodes_are_in_no_cost(
     assert plot_main(["m", "--forecast", "64", "--work", "1000 steps"]) == 0
     table = Path("logs/m/scaling.md").read_text()
     assert re.search(r"\| 8 \| 1 of 1 .* \| - \|\n", table)
-    assert "64 ranks: speed-up" in capsys.readouterr().out
+    assert re.search(r" 64 +- +2.00 ", capsys.readouterr().out)
     assert "collect with --gpus-per-node for node-hours" in table
     for log in Path().glob("n?*.log"):
         log.unlink()
