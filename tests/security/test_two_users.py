@@ -76,7 +76,7 @@ def start_in_shared_logs() -> int:
 
 OF_SITE = ["--study", "demo", "--site"]
 ATTACKS: list[tuple[Callable[[Path], None], Callable[[], object], object, str]] = [
-    (plant_file, lambda: launch([*OF_SITE, "mine", *DRY]), 2, "is it the file ./mine"),
+    (plant_file, lambda: launch([*OF_SITE, "mine", *DRY]), 2, "no site 'mine'"),
     (plant_file, lambda: launch([*OF_SITE, "local", *DRY]), 0, "runs would start"),
     (plant_folder, compile_cache, None, "somebody else's, or a file: remove it"),
     (plant_study, start_in_shared_logs, 2, "may write there"),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-LIMIT_S, LIMIT_MIB = 300.0, 512
+LIMIT_S, LIMIT_MIB = 300, 512
 SECRET = "s3cr3t-token-of-the-environment"
 _QUERIES = ("squeue", "sacct", "nvidia-smi", "amd-smi", "rocm-smi")  # a look may start these
 
@@ -55,28 +55,17 @@ def in_child(act: Callable[[], object], uid: int | None = None) -> Done:
             os.setgroups([])
             os.setgid(uid)
             os.setuid(uid)
+        signal.alarm(LIMIT_S)  # which kills it
         with contextlib.suppress(BaseException):
             os.write(writes, json.dumps(vars(_watched(act))).encode("utf-8", "replace"))
         os._exit(0)
     os.close(writes)
     with os.fdopen(reads, "rb") as stream:
-        timer = signal_later(pid)
         content = stream.read()
-        timer()
     os.waitpid(pid, 0)
     if not content:
-        return Done(error=f"it did not end within {LIMIT_S:g} s, or crashed")
+        return Done(error=f"it did not end within {LIMIT_S} s, or crashed")
     return Done(**json.loads(content))
-
-
-def signal_later(pid: int) -> Callable[[], None]:
-    """Kill a child of ours after the limit, unless the function that is returned is called."""
-    import threading
-
-    timer = threading.Timer(LIMIT_S, os.kill, (pid, signal.SIGKILL))
-    timer.daemon = True
-    timer.start()
-    return timer.cancel
 
 
 def _watched(act: Callable[[], object]) -> Done:

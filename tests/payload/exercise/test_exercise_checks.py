@@ -108,39 +108,20 @@ WRONG = (
           ": joins as rank 0 of 2, but is 1 of 2"),
     ("2.1", "GPU of the rank", '"cuda", local_rank', '"cuda", rank',
           "cuda:0 on rank 0, cuda:1 on rank 1; each node has a GPU 0 and no other"),
-    ("2.1", "no cleanup", "dist.destroy_process_group()", "pass",
-          "there is no process group: it is still there"),
     ("3.1", "no sampler", "num_replicas=world_size, rank=rank", "num_replicas=1, rank=0",
           "no sample is seen by both ranks: 24 of 24 samples are"),
-    ("3.1", "the same order", "loader.sampler.set_epoch(epoch)", "pass",
-          "each epoch has an order of its own: rank 0 began with"),
     ("3.1", "no waiting", "dist.barrier()", "pass",
           "files after get_data(): complete: True on rank 0, False on rank 1"),
-    ("3.1", "all download", "if rank == 0:", "if True:",
-          "calls of download(): 1 on every rank"),
     ("4.1", "as it was", "return DistributedDataParallel(", "return (lambda m, **_: m)(",
           "both ranks begin with the same weights: they differ by"),
     ("4.1", "unwrapped", "device_ids=devices)", "device_ids=devices).module",
           "both ranks have the same gradients: they differ by up to"),
-    ("4.1", "index of a GPU", "if device.type ==", "if True or device.type ==",
-          "line 6: ValueError"),
-    ("5.1", "no cleanup", "    tools.cleanup()", "    pass",
-          "nothing is left of the process group at the end: it is"),
-    ("5.1", "optimizer first", "    model = tools.ddp", ("    early = tools.optimizer(model)\n"
-          "    tools.optimizer = lambda _: early\n    model = tools.ddp"),
-          "that is trained: it has others, and its steps change nothing"),
     ("5.1", "always ddp", 'if strategy == "ddp" else', 'if True else',
           "fsdp: train() gets a model of that strategy: DistributedDataParallel on every rank"),
     ("5.1", "dry run does nothing", "    rank, local_rank", ("    if train is None: return\n"
           "    rank, local_rank"), "a dry run does everything but the training: not setup, data, "),
     ("6.1", "gradients add up", "optimizer.zero_grad()", "pass",
           "the norms of the gradients were"),
-    ("6.1", "own loss", "dist.all_reduce(sums)", "pass",
-          "both ranks return the same values: "),
-    ("6.1", "graph recorded", "torch.no_grad()", "torch.enable_grad()",
-          "records nothing for a backward pass: it did"),
-    ("6.1", "mode left", "    model.train()\n    return", "    return",
-          "after evaluate() the model is in training mode again: it is in"),
     ("6.1", "mean of means", "    dist.all_reduce(sums)\n", ("    sums = sums / sums[2]\n"
           "    dist.all_reduce(sums)\n"), "the loss is that of all 20 samples (16 and 4): "),
 )  # fmt: skip
@@ -189,18 +170,13 @@ def test_a_file_that_cannot_be_run_is_one_remark(source: str, said: str, tmp_pat
     assert said in text
 
 
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [("RuntimeError: [pair.cc:1] Timed out waiting 20000ms", "waited for the other rank, which"),
-     ("NotImplementedError", "a function is not completed")],
-)  # fmt: skip
-def test_what_ended_a_rank_is_said_in_words(monkeypatch, error: str, said: str) -> None:
+def test_what_ended_a_rank_is_said_in_words(monkeypatch) -> None:
     def fail(*_args, **_words) -> None:
-        raise RankError(1, error)
+        raise RankError(1, "RuntimeError: [pair.cc:1] Timed out waiting 20000ms")
 
     monkeypatch.setattr(checking, "on_ranks", fail)
     ((ok, text),) = checking.check("3.1", "mine.py")
-    assert not ok and said in text
+    assert not ok and "waited for the other rank, which" in text
 
 
 def test_the_script_takes_a_number_and_a_file(tmp_path: Path, capsys) -> None:

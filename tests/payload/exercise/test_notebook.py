@@ -53,10 +53,7 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     assert "FULL_SHARD" in done.stdout and "52.2" in done.stdout
     assert re.search(r"^mp on 2 ranks: \d+ images/s$", done.stdout, re.MULTILINE)
-    assert "1f1b: " in done.stdout and "microbatches held by the last stage: 1\n" in done.stdout
-    assert "microbatches held by the last stage: 4\n" in done.stdout  # GPipe's
     rates = re.findall(r"(\w+): \d+ images/s, \d+ MiB, efficiency ([\d.]+)", done.stdout)
     assert [name for name, _ in rates] == ["single", "dp", "ddp", "fsdp"]
-    assert dict(rates)["single"] == "1.00"  # the others are relative to it
     for name in ("pipeline.png", "comparison.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
