@@ -40,14 +40,11 @@ class StepWindows(Meter):
         report = self._report
         if report.writer is None:
             self._own = report.rank_writer("r")
-        nowhere: dict[str, Any] = {
-            "study": "",
-            "run_id": "",
-            "attempt": 0,
-            "path": None,
-            "log": None,
-        }
-        self._writer = report.writer or self._own or Writer(**nowhere, rank=self.rank)
+        self._writer = (
+            report.writer
+            or self._own
+            or Writer(study="", run_id="", attempt=0, rank=self.rank, path=None, log=None)
+        )
         self._sampler = watch(partial(report.rank_writer, "s"), self.rank, self._place, self._gpus)
         if report.folder is not None:
             self.why.open(partial(report.rank_writer, "w"), report.folder, self._place, self.rank)

@@ -145,20 +145,17 @@ class Pipeline(Strategy):
         """Send images through the stages; return the logits on the last rank."""
         key = len(images), training  # what the stages send has one shape in each schedule
         if key not in self._schedules:
-            self._schedules[key] = self._make_schedule(training)
+            stage = PipelineStage(
+                self.model, self.stage_rank, self.ranks, self.device, group=self.group
+            )
+            # Without a loss there is nothing to go backward for, and the two are the same.
+            loss = (lambda *ends: self.loss(*ends) * self._weight) if training else None
+            kind = Schedule1F1B if self.schedule == "1f1b" and training else ScheduleGPipe
+            self._schedules[key] = kind(stage, self.microbatches, loss_fn=loss, scale_grads=False)
         # Contiguous, as torch 2.11 checks that all batches of a schedule have the same strides.
         first = (images.contiguous(),) if self.stage_rank == 0 else ()
         logits: Tensor | None = self._schedules[key].step(*first, **more)
         return logits
-
-    def _make_schedule(self, training: bool) -> Schedule:
-        stage = PipelineStage(
-            self.model, self.stage_rank, self.ranks, self.device, group=self.group
-        )
-        loss = (lambda *ends: self.loss(*ends) * self._weight) if training else None
-        # Without a loss there is nothing to go backward for, and the two are the same.
-        kind = Schedule1F1B if self.schedule == "1f1b" and training else ScheduleGPipe
-        return kind(stage, self.microbatches, loss_fn=loss, scale_grads=False)
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self.model.parameters() if p.grad is not None]
