@@ -25,7 +25,7 @@ class StepWindows(Meter):
     _paused_s = 0.0  # of the whole epoch
 
     def __init__(self, report: Reporter, place: RankEnv, gpus: int) -> None:
-        super().__init__("images", "training", None, environment={})
+        super().__init__("images", "training", environment={})
         self._place, self._gpus = {**os.environ, "LOCAL_RANK": str(place.local_rank)}, gpus
         self._report, self.rank, self._world = report, place.rank, place.world_size
         self._own: Writer | None = None

@@ -132,9 +132,7 @@ class Hook(Guarded):
         if not self.meter:
             from . import meter  # the one beside this file, whatever meter the program has
 
-            meter.start(
-                "samples", source="auto", work_source="inferred", environment=self.environment
-            )
+            meter.start("samples", source="auto", environment=self.environment)
             self.meter = meter.current()
             self.meter.begin(min((each.begin for each in training), default=None))
         if others := [each for each in passes if not each.training]:

@@ -68,7 +68,6 @@ def start(
     unit: str | None = None,
     *,
     source: str = "meter",
-    work_source: str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> None:
     """Begin to measure: at the head of the training, on every rank.
@@ -82,7 +81,7 @@ def start(
     if auto and source != "auto":
         auto.step_aside()
     try:
-        _meter = Meter(unit, source, work_source, environment)
+        _meter = Meter(unit, source, environment)
         _meter.begin(time.perf_counter())
         if processes := sys.modules.get("multiprocessing.util"):  # its children skip atexit
             processes.Finalize(None, _at_exit, exitpriority=0)

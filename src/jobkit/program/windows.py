@@ -84,7 +84,6 @@ class Meter(Guarded):
         self,
         unit: str | None,
         source: str,
-        work_source: str | None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         env = self._environment = dict(os.environ if environment is None else environment)
@@ -93,7 +92,6 @@ class Meter(Guarded):
         self._unit, self._source = of_study or unit, source
         self._counts = same_unit(unit, of_study)  # else another unit's work
         self._per_step = float(stated) if stated else None
-        self._work_source = "stated" if stated else work_source if self._counts else None
         self._warmup = int(env.get("JOBKIT_WARMUP_STEPS") or WARMUP_STEPS)
         self._writer: Writer | None = None
         self._sampler: Sampler | None = None
@@ -300,8 +298,7 @@ class Meter(Guarded):
             if folder and rank == 0:  # beside its file, which the other one has
                 writer(".r0").write("message", level="warning", text=text)
             raise RuntimeError(text)
-        if work is not None:
-            self._work_source = self._work_source or "counted"
+        how = "inferred" if self._source == "auto" else "counted" if work is not None else None
         self._write(
             "run_start",
             source=self._source,
@@ -310,7 +307,7 @@ class Meter(Guarded):
             **machine(),
             unit=self._unit,
             work_per_step=self._per_step,
-            work_source=self._work_source,
+            work_source="stated" if self._per_step is not None else how if self._counts else None,
             warmup_steps=self._warmup,
             job_id=env.get("SLURM_JOB_ID"),
         )

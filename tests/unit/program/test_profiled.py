@@ -73,7 +73,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 def started(folder: Path, **env: str) -> windows.Meter:
     own = {"JOBKIT_RUN_DIR": str(folder), "WORLD_SIZE": "1", "JOBKIT_WARMUP_STEPS": "2", **env}
-    meter = windows.Meter("images", "meter", None, own)
+    meter = windows.Meter("images", "meter", own)
     meter.begin(0.0)
     return meter
 

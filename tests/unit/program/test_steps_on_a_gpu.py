@@ -61,7 +61,7 @@ def meter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> windows.Meter:
     monkeypatch.setattr(windows, "watch", lambda *_: None)  # the machine is not sampled
     monkeypatch.setattr(windows, "FIRST_STEPS", 50)  # all after the warm-up are one window
     env = {"JOBKIT_RUN_DIR": str(tmp_path), "JOBKIT_WHY": "0", "WORLD_SIZE": "1"}
-    made = windows.Meter("images", "meter", None, env | {"JOBKIT_WARMUP_STEPS": "2"})
+    made = windows.Meter("images", "meter", env | {"JOBKIT_WARMUP_STEPS": "2"})
     made.begin(0.0)
     return made
 
