@@ -12,8 +12,6 @@ from jobkit.errors import Exit, Parser, UsageError, at_least
 from minicluster import cluster as clusters
 from minicluster import machine
 from minicluster.config import MAX_NODES, Cluster
-from minicluster.daemons import daemon_names
-from minicluster.processes import dead
 
 DESCRIPTION = """\
 A real Slurm with several simulated nodes on this machine: to learn Slurm, to try a batch script
@@ -26,14 +24,12 @@ examples:
   sbatch --nodes=2 run.sh                   submit jobs as on any cluster
   hpc/minicluster down                      end the cluster and remove all its files
 
-  sudo hpc/minicluster up --netns           each node with its own address and host name
-  hpc/minicluster up --dir /tmp/second      a second cluster beside the first
+  export JOBKIT_MINICLUSTER_DIR=/tmp/second; hpc/minicluster up     beside the first one
 
-exit codes: 0 ok; 1 failed, or a daemon does not run; 2 wrong usage, or missing packages
+exit codes: 0 ok; 1 failed; 2 wrong usage, or missing packages
 """
 COMMANDS = {
     "up": "start a cluster; returns when all nodes are idle",
-    "status": "state of nodes and daemons; exit code 1 if a daemon does not run",
     "env": 'shell lines for eval "$(hpc/minicluster env)"',
     "down": "end the cluster and delete its folder",
 }
@@ -45,7 +41,6 @@ SIZES = {  # option: Cluster's field, limits, and help
 }
 SWITCHES = {
     "preemption": "add a partition, urgent, whose jobs preempt (requeue) those of batch",
-    "netns": "each node in a network namespace (needs root)",
     "memory-limits": "kill jobs that use more than their --mem; they end FAILED",
     "enforce": "jobs need an account and a QOS that exist in the accounting",
 }
@@ -58,10 +53,7 @@ _FIRST_STEP = (
 def parser() -> argparse.ArgumentParser:
     top = Parser(prog="hpc/minicluster", description=DESCRIPTION, epilog=EXAMPLES)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    where = f"the cluster's folder (default: ${machine.DIR_VARIABLE}, else in /tmp)"
     new = {name: commands.add_parser(name, help=t, description=t) for name, t in COMMANDS.items()}
-    for command in new.values():
-        command.add_argument("--dir", help=where)
     for name, (field, low, high, text) in SIZES.items():
         usual = getattr(Cluster, field)
         new["up"].add_argument(
@@ -80,55 +72,28 @@ def parser() -> argparse.ArgumentParser:
 def bring_up(root: Path, args: argparse.Namespace) -> None:
     """Bring a cluster up, and say what comes next."""
     begin = time.monotonic()
-    asked = {name: value for name, value in vars(args).items() if name not in ("command", "dir")}
+    asked = {name: value for name, value in vars(args).items() if name != "command"}
     cluster = clusters.up(Cluster(root=root, **asked), lambda text: print(text, flush=True))
     parts = f"{cluster.cores} cores, {cluster.gpus} GPUs, {cluster.memory_mib} MiB"
     took_s = time.monotonic() - begin
     print(f"up: {cluster.node_range} idle, each {parts}; {took_s:.1f} s")
-    if os.geteuid() != 0:
-        print("note: only your own jobs run: slurmd needs root to start another user's")
-    if not machine.may_unshare():
-        print(
-            "note: node names (n1, ...) do not resolve inside jobs, as that needs the right to "
-            "mount (root); take the address that `sinfo -h -n n1 -o %o` prints"
-        )
-    print(f'next:\n  eval "$(hpc/minicluster env --dir {root})"\n  sinfo\n  {_FIRST_STEP}')
-    print(f"  hpc/minicluster down --dir {root}")
+    env = f"{machine.DIR_VARIABLE}={root} hpc/minicluster env"
+    print(f'next:\n  eval "$({env})"\n  sinfo\n  {_FIRST_STEP}')
+    print("  hpc/minicluster down")
 
 
-def status(root: Path) -> int:
-    """Print the state of a cluster; return the exit code."""
-    cluster = clusters.running(root, reading=True)
-    own = root.stat().st_uid == os.geteuid()  # of root's cluster nobody else sees the daemons
-    lost = dead(root, daemon_names(cluster)) if own else []
-    # Slurm's commands try for ten seconds and more to reach a daemon that is gone.
-    shown = {} if lost else machine.node_states(root)
-    print(f"folder: {root}")
-    for name in cluster.node_names:
-        print(f"{name}: {shown.get(name, 'unknown')}")
-    if lost:
-        print(f"daemons not running: {', '.join(lost)}")
-        print("start from scratch: hpc/minicluster up")
-    elif own:
-        print("daemons: all running")
-    return Exit.FAILED if lost else Exit.OK
-
-
-def run(args: argparse.Namespace) -> int:
-    """Run one command; return its exit code."""
-    root = clusters.folder_of(args.dir)
+def run(args: argparse.Namespace) -> None:
+    """Run one command."""
+    root = clusters.folder_of()
     match args.command:
         case "up":
             bring_up(root, args)
-        case "status":
-            return status(root)
         case "env":
             clusters.running(root, reading=True)
             for name, value in machine.exports(root).items():
                 print(f"export {name}={shlex.quote(value)}")
         case "down":
             print(f"down: {root}" if clusters.down(root) else f"no cluster in {root}")
-    return Exit.OK
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -138,7 +103,8 @@ def main(argv: list[str] | None = None) -> int:
         args = parser().parse_args(argv)
         if args.command == "up" and args.enforce and not args.accounting:
             raise UsageError("--enforce needs the accounting: leave --no-accounting out")
-        return run(args)
+        run(args)
+        return Exit.OK
     except UsageError as error:
         print(f"minicluster: error: {error}", file=sys.stderr)
         return error.code

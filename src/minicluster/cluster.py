@@ -1,7 +1,6 @@
 """Bring a cluster up and take it down; what the commands of cli.py do."""
 
 import os
-import re
 import secrets
 import shutil
 import signal
@@ -17,35 +16,21 @@ from jobkit import files
 from jobkit.errors import NotStarted, UsageError
 from jobkit.permissions import check_study, private_folder
 from minicluster import config, machine
-from minicluster.config import MAX_NODES, STATE_FILE, Cluster, tag
+from minicluster.config import STATE_FILE, Cluster, tag
 from minicluster.daemons import Starter, daemon_names
 from minicluster.processes import dead, end, members
 
-# slurmstepd makes the socket <folder>/spool/<node>/<node>_<job>.<step>, and a socket's path is at
-# most 107 bytes long.
-MAX_ROOT_BYTES = 107 - len(f"/spool/n{MAX_NODES}/n{MAX_NODES}_4294967295.4294967295")
 _GRACE_S = 1.0  # then KILL: all that they could still write is deleted anyway
 
 
-def folder_of(text: str | None) -> Path:
-    """The absolute path of a cluster's folder; None: that of this user's cluster.
+def folder_of() -> Path:
+    """The folder of this user's cluster: the one that `env` named, else one under /tmp.
 
-    That is the one that `env` named, else one under /tmp, because it is short, on a local disk, and
-    open to other users of root's cluster. Raises UsageError where Slurm could not live in it.
+    Its path is short, as those of the sockets in it have at most 107 bytes, it is on a local disk,
+    and open to other users of root's cluster.
     """
-    usual = os.environ.get(machine.DIR_VARIABLE) or f"/tmp/jobkit-minicluster-{os.getuid()}"
-    root = Path(usual if text is None else text).expanduser().resolve()
-    if not re.fullmatch(r"(/[A-Za-z0-9_.+-]+)+", str(root)):
-        raise UsageError(
-            f"--dir {str(root)!r}: Slurm's files cannot hold this path; "
-            "use letters, digits and _ . + - only (no spaces), for example --dir /tmp/mc"
-        )
-    if len(os.fsencode(root)) > MAX_ROOT_BYTES:
-        raise UsageError(
-            f"--dir {root}: {len(os.fsencode(root))} bytes are too long for the Unix sockets under "
-            f"it (at most {MAX_ROOT_BYTES}); use a shorter one, for example --dir /tmp/mc"
-        )
-    return root
+    usual = f"/tmp/jobkit-minicluster-{os.getuid()}"
+    return Path(os.environ.get(machine.DIR_VARIABLE) or usual).resolve()
 
 
 def check_folder(root: Path, reading: bool = False) -> None:
@@ -56,16 +41,16 @@ def check_folder(root: Path, reading: bool = False) -> None:
     if not root.exists():
         return
     if not root.is_dir():
-        raise UsageError(f"--dir {root}: not a folder")
+        raise UsageError(f"{root}: not a folder")
     check_study(root)
     owner, mine = root.stat().st_uid, os.geteuid()
     if owner != mine and not (reading and owner == 0):
-        raise UsageError(f"--dir {root} belongs to user id {owner}; choose another, or be them")
+        raise UsageError(f"{root} belongs to user id {owner}; choose another, or be them")
     # The state file is the first; `up` may have been killed just before it had its name.
     strange = [name for name in files.file_names(root) if not name.startswith(f".{STATE_FILE}.")]
     if strange and STATE_FILE not in strange:
         raise UsageError(
-            f"--dir {root}: holds other files, and `down` deletes the folder; choose a new one"
+            f"{root}: holds other files, and `down` deletes the folder; choose a new one"
         )
 
 
@@ -94,23 +79,21 @@ def up(cluster: Cluster, say: Callable[[str], None]) -> Cluster:
     """Bring a cluster up, where it is not; return it. Raises UsageError."""
     root = cluster.root
     with locked(root):
-        machine.check(cluster)
+        machine.check()
         check_folder(root)
         current = Cluster.load(root)
         if current:
             if not dead(root, daemon_names(current)):
-                raise NotStarted(
-                    f"a cluster is up in {root}; "
-                    "end it first (hpc/minicluster down), or choose another --dir"
-                )
+                raise NotStarted(f"a cluster is up in {root}; end it first: hpc/minicluster down")
             say("the previous cluster has crashed; removing its remains")
         with on_signals(_interrupt):
             take_down(root)
             try:
                 with machine.free_ports(cluster):
-                    if cluster.netns:
+                    if machine.may_have_network(cluster):
                         cluster.subnet = machine.choose_subnet(root)
-                    cluster.first_job = config.first_job(cluster.base_port, time.time())
+                    # Ten ids a second: none is one of an earlier cluster, in 69 days.
+                    cluster.first_job = int(time.time()) * 10 % 60_000_000 + 1
                     write_files(cluster)
                     say(f"folder: {root}")
                     Starter(cluster).start_all(say)
@@ -140,7 +123,7 @@ def write_files(cluster: Cluster) -> None:
     try:
         root.mkdir()
     except OSError as error:
-        raise UsageError(f"--dir {root}: it cannot be made there: {error.strerror}") from None
+        raise UsageError(f"{root}: it cannot be made there: {error.strerror}") from None
     root.chmod(0o755)  # for other users' jobs
     cluster.save()
     for name in ("run", "log", "spool", "dev", "state"):

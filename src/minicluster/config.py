@@ -16,7 +16,7 @@ from jobkit.errors import UsageError
 from jobkit.paths import read_json, write_json
 
 STATE_FILE = "minicluster.json"
-MAX_NODES = 256  # by their ports; with netns 253, by their addresses
+MAX_NODES = 256  # by their ports
 MANY_NODES = 64  # more on one machine answer late
 
 
@@ -34,12 +34,11 @@ class Cluster:
     memory_mib: int = 4000  # of each node, simulated
     accounting: bool = True
     preemption: bool = False
-    netns: bool = False
     memory_limits: bool = False
     enforce: bool = False  # jobs need an account and a QOS that the accounting knows
     base_port: int = 0
     first_job: int = 0  # its id
-    subnet: str = ""  # "10.77.3": the nodes' network, with netns
+    subnet: str = ""  # "10.77.3": the network of nodes in namespaces; else all are on 127.0.0.1
 
     @classmethod
     def load(cls, root: Path) -> Optional["Cluster"]:
@@ -81,14 +80,6 @@ class Cluster:
         """Every port that a daemon will listen on."""
         slurmds = [self.slurmd_port(index) for index in range(1, self.nodes + 1)]
         return [*range(self.base_port, self.base_port + 3), *slurmds]
-
-
-def first_job(port: int, now_s: float) -> int:
-    """The id of a cluster's first job, another one every 10 s, at most Slurm's 67 million.
-
-    Modulo 20,000, by which a training's MASTER_PORT follows from it, it follows from the port.
-    """
-    return (1 + int(now_s // 10) % 3300) * 20_000 + port * 10 % 20_000
 
 
 def tag(root: Path) -> str:
@@ -142,7 +133,7 @@ def slurm_conf(cluster: Cluster) -> str:
         if cluster.enforce:
             added += ["AccountingStorageEnforce=associations,limits,qos"]
     for index, name in enumerate(cluster.node_names, start=1):
-        # With --netns each node has a host name, and all ports, of its own.
+        # In a namespace each node has a host name, and all ports, of its own.
         host, number = (name, 1) if cluster.subnet else (short_host(), index)
         place = f"NodeHostname={host} NodeAddr={cluster.node_address(index)}"
         added += [f"NodeName={name} {place} Port={cluster.slurmd_port(number)} {hardware}"]

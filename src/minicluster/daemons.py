@@ -20,7 +20,7 @@ WAIT_S = 60.0  # far above what was measured: a machine may be busy
 def daemon_names(cluster: Cluster) -> list[str]:
     """The daemons that every cluster with these options has."""
     accounting = ["mariadbd", "slurmdbd"] if cluster.accounting else []
-    holders = [f"net-{node}" for node in cluster.node_names if cluster.netns]
+    holders = [f"net-{node}" for node in cluster.node_names if cluster.subnet]
     slurmds = [f"slurmd.{node}" for node in cluster.node_names]
     return ["munged", *accounting, *holders, "slurmctld", *slurmds]
 
@@ -30,7 +30,6 @@ class Starter:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self.root = cluster, cluster.root
-        self._kinds = ["--net", "--uts"] if cluster.subnet else []  # of namespaces, beside mount
         self._started: dict[str, subprocess.Popen[bytes]] = {}
 
     def start_all(self, say: Callable[[str], None]) -> None:
@@ -40,7 +39,8 @@ class Starter:
         options += [f"--pid-file={run}/munged.pid", f"--seed-file={run}/munge.seed"]
         self._spawn("munged", "munged", "--foreground", "--force", *options)
         self._wait("munged", lambda: _accepts(socket.AF_UNIX, munge))
-        self._start_holders()  # with --netns they make the address of slurmdbd, too
+        if self.cluster.subnet:
+            self._start_holders()  # they make the address of slurmdbd, too
         if self.cluster.accounting:
             say("starting the accounting: MariaDB, slurmdbd")
             self._start_database()
@@ -72,24 +72,16 @@ class Starter:
         self._wait("mariadbd", lambda: _accepts(socket.AF_INET, ("127.0.0.1", port)))
 
     def _start_holders(self) -> None:
-        """Start a process in the namespaces of each node, whose pid leads into them.
-
-        With --netns one for each node; else one for all nodes, for the names alone; none for
-        an ordinary user.
-        """
-        if not machine.may_unshare():
-            return
-        nodes = self.cluster.node_names if self.cluster.subnet else [""]
-        holders = {node: self._hold(node) for node in nodes}
-        if self.cluster.subnet:
-            machine.create_network(self.cluster, holders)
+        """Start a process in the namespaces of each node, whose pid leads into them."""
+        holders = {node: self._hold(node) for node in self.cluster.node_names}
+        machine.create_network(self.cluster, holders)
 
     def _hold(self, node: str) -> int:
         """Make the namespaces, and a process that keeps them; returns its pid."""
-        script = 'set -e; [ -z "$2" ] || hostname "$2"; mount --bind "$1" /etc/hosts; '
+        script = 'set -e; hostname "$2"; mount --bind "$1" /etc/hosts; '
         script += "echo ready; exec sleep infinity"
-        name = f"net-{node or 'all'}"
-        words = ["unshare", "--mount", *self._kinds, "--propagation", "slave"]
+        name = f"net-{node}"
+        words = ["unshare", "--mount", "--net", "--uts", "--propagation", "slave"]
         pid = self._spawn(name, *words, "sh", "-c", script, name, f"{self.root}/hosts", node)
         self._wait(name, lambda: self._output(name).read_text().startswith("ready"), 0.01)
         return pid
@@ -98,8 +90,8 @@ class Starter:
         holders = {member.name: member.pid for member in members(self.root)}
         for node in nodes:
             words = ["slurmd", "-D", "-N", node, "-f", f"{self.root}/slurm.conf"]
-            if holder := holders.get(f"net-{node}") or holders.get("net-all"):
-                inside = ["nsenter", f"--target={holder}", "--mount", *self._kinds]
+            if holder := holders.get(f"net-{node}"):
+                inside = ["nsenter", f"--target={holder}", "--mount", "--net", "--uts"]
                 words = [*inside, command("slurmd"), *words[1:]]
             (self.root / "spool" / node).mkdir(exist_ok=True)
             self._spawn(f"slurmd.{node}", *words)

@@ -1,9 +1,9 @@
 """What a cluster uses of this machine: packages, ports, Slurm's commands, a network of its own.
 
-With --netns each node is in a network namespace, on one bridge. A namespace lives as long as a
-process in it (its holder, see daemons.py): nothing is mounted under /run/netns, and nothing stays
-when the processes are gone, save the bridge. `ip netns exec` is not used: it mounts /sys again,
-without the cgroups of the machine.
+Where that may be had each node is in a network namespace, on one bridge. A namespace lives as long
+as a process in it (its holder, see daemons.py): nothing is mounted under /run/netns, and nothing
+stays when the processes are gone, save the bridge. `ip netns exec` is not used: it mounts /sys
+again, without the cgroups of the machine.
 """
 
 import ipaddress
@@ -50,12 +50,6 @@ def command(name: str) -> str:
     return path
 
 
-def missing(packages: list[str]) -> list[str]:
-    """Those of the packages of which a command is absent."""
-    path = search_path()
-    return [p for p in packages if not all(shutil.which(name, path=path) for name in PACKAGES[p])]
-
-
 def install_line(packages: list[str]) -> str:
     """The one command that installs the packages, on Debian and Ubuntu."""
     sudo = "" if os.geteuid() == 0 else "sudo "
@@ -63,27 +57,20 @@ def install_line(packages: list[str]) -> str:
     return f"{sudo}apt-get update && {install}"
 
 
-def check(cluster: Cluster) -> None:
-    """Raise UsageError where a package is missing, or an option cannot be had at all."""
-    needed = {"slurmdbd": cluster.accounting, "mariadb-server-core": cluster.accounting}
-    needed["iproute2"] = cluster.netns
-    if absent := missing([name for name in PACKAGES if needed.get(name, True)]):
-        raise UsageError(
-            f"packages are missing; install them (Debian, Ubuntu): {install_line(absent)}"
-        )
-    if cluster.netns and cluster.nodes > 253:  # addresses of a /24, less the bridge's
-        raise UsageError(f"--nodes {cluster.nodes}: at most 253 with --netns")
-    if cluster.netns and not may_unshare("--net", "--uts"):
-        raise UsageError(
-            "--netns: this user may not make network namespaces on this machine: run it with sudo "
-            "(in a container: with CAP_SYS_ADMIN and CAP_NET_ADMIN), or leave --netns out"
-        )
+def check() -> None:
+    """Raise UsageError where a command of the packages is missing."""
+    path = search_path()
+    if not all(shutil.which(name, path=path) for names in PACKAGES.values() for name in names):
+        raise UsageError(f"packages are missing (Debian, Ubuntu): {install_line([*PACKAGES])}")
 
 
-def may_unshare(*kinds: str) -> bool:
-    """Whether mount namespaces, and others of these kinds, can be made."""
-    argv = [command("unshare"), "--mount", *kinds, "--propagation", "slave", "true"]
-    return os.geteuid() == 0 and not subprocess.run(argv, capture_output=True).returncode
+def may_have_network(cluster: Cluster) -> bool:
+    """Whether each node can have an address and a host name of its own: root's right, mostly."""
+    if os.geteuid() != 0 or cluster.nodes > 253:  # addresses of a /24, less the bridge's
+        return False
+    made = "{0} link add mc0 type bridge && {0} link add mc1 type veth".format(command("ip"))
+    words = [command("unshare"), "--mount", "--net", "--uts", "sh", "-c", made]
+    return not subprocess.run(words, capture_output=True).returncode
 
 
 def environment(root: Path) -> dict[str, str]:
@@ -155,7 +142,7 @@ def choose_subnet(root: Path) -> str:
         subnet = f"10.{second}.{int(tag(root), 16) % 256}"
         if not any(ipaddress.ip_network(f"{subnet}.0/24").overlaps(other) for other in taken):
             return subnet
-    raise NotStarted("--netns: no free network 10.77.x to 10.127.x; is one of them in use?")
+    raise NotStarted("no free network 10.77.x to 10.127.x; is one of them in use?")
 
 
 def link_of(root: Path, node: str) -> str:

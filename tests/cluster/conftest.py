@@ -27,9 +27,10 @@ ENDED = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "OUT_OF_M
 # Root's cluster has what any test asks for. Without root a node has no address of its own, and
 # there are no accounts, as the accounting knows root only. A rank with torch has 500 MiB and more.
 OPTIONS = ["--preemption", "--memory-limits", "--memory=64000"]
-OPTIONS += ["--netns", "--enforce"] if os.geteuid() == 0 else []
+OPTIONS += ["--enforce"] if os.geteuid() == 0 else []
 # Ends the clusters of a folder once nobody writes to its standard input any more.
-TAKE_DOWN = 'cat; for root in "$0"/*; do "$@" down --dir "$root"; done; rm -rf "$0"'
+TAKE_DOWN = f'cat; for root in "$0"/*; do {machine.DIR_VARIABLE}="$root" "$@" down; done; '
+TAKE_DOWN += 'rm -rf "$0"'
 
 
 @dataclass
@@ -39,11 +40,8 @@ class Cluster:
     printed: str = ""  # what `up` said
     options: tuple[str, ...] = ()
 
-    def door(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return run_door(*words, directory=self.root)
-
     def link(self, node: str, state: str) -> None:
-        """Take a node's link down, or up again (--netns)."""
+        """Take a node's link down, or up again (root's cluster has them)."""
         name = machine.link_of(self.root, node)
         subprocess.run([machine.command("ip"), "link", "set", name, state], check=True)
 
@@ -82,7 +80,7 @@ class Cluster:
 
 def run_door(*words: str, directory: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*DOOR, *words, "--dir", str(directory)],
+        [*DOOR, *words], env={**os.environ, machine.DIR_VARIABLE: str(directory)},
         capture_output=True, text=True, check=False, timeout=480, stdin=subprocess.DEVNULL,
     )  # fmt: skip
 

@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from jobkit.processes import process_start
+from minicluster.config import Cluster
+from minicluster.daemons import daemon_names
+from minicluster.processes import dead
 from support import nodes
 from support.place import ROOT, until
 
@@ -52,11 +55,10 @@ def test_a_killed_node_takes_its_jobs_along_and_comes_back(cluster, tmp_path: Pa
     until(lambda: pid.exists() and pid.read_text(), "its start")
     assert nodes.kill(cluster.root, "n4", jobs=True) > 1
     assert process_start(int(pid.read_text())) is None
-    assert "not running: slurmd.n4\n" in cluster.door("status").stdout
+    assert dead(cluster.root, daemon_names(Cluster.load(cluster.root))) == ["slurmd.n4"]
     cluster.run("scancel", job)
     nodes.start(cluster.root, "n4")
     assert cluster.run("srun", "-w", "n4", "hostname").returncode == 0
-    assert "daemons: all running" in cluster.door("status").stdout
 
 
 @pytest.mark.long
@@ -83,17 +85,14 @@ def test_an_ordinary_user_without_jobkit_installed(short_dir: Path, slurm_packag
     shutil.chown(home, 65534)
     script = f"""
     set -e; cd {home}
-    hpc/minicluster up --no-accounting --nodes=2 --dir {home}/c
-    eval "$(hpc/minicluster env --dir {home}/c)"
+    export JOBKIT_MINICLUSTER_DIR={home}/c
+    hpc/minicluster up --no-accounting --nodes=2
+    eval "$(hpc/minicluster env)"
     srun -N2 -n2 --gpus-per-task=1 sh -c '{WHO}; id -u'
-    hpc/minicluster up --netns --dir {home}/d || echo netns: $?
-    hpc/minicluster down --dir {home}/c"""
+    hpc/minicluster down"""
     user = [*NOBODY, "env", "-i", "PATH=/usr/local/bin:/usr/bin:/bin", "sh", "-c", script]
     done = subprocess.run(user, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert {"n1 0 0", "n2 1 0", "65534", "netns: 2"} <= set(lines)
-    assert [line for line in lines if line.startswith("note: only your own jobs run")]
-    assert [line for line in lines if line.startswith("note: node names")]
-    assert "run it with sudo" in done.stderr
+    assert {"n1 0 0", "n2 1 0", "65534"} <= set(lines)
     assert not (home / "c").exists()

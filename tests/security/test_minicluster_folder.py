@@ -30,13 +30,14 @@ def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     made = above / "mc"
     made.mkdir(mode=0o755)
     Cluster(root=made).save()
-    monkeypatch.setattr(machine, "check", lambda cluster: None)
+    monkeypatch.setenv(machine.DIR_VARIABLE, str(made))
+    monkeypatch.setattr(machine, "check", lambda: None)
     monkeypatch.setattr(machine.subprocess, "run", _never)
     yield made
     shutil.rmtree(above)
 
 
-@pytest.mark.parametrize("command", ["down", "env", "status", "up"])
+@pytest.mark.parametrize("command", ["down", "env", "up"])
 @pytest.mark.parametrize("squat", ["everybody writes", "it can be exchanged", "a stranger's"])
 def test_a_folder_that_others_may_change_is_refused(root, monkeypatch, command, squat, capsys):
     if squat == "a stranger's" and os.geteuid() != 0:
@@ -52,7 +53,7 @@ def test_a_folder_that_others_may_change_is_refused(root, monkeypatch, command, 
     words = [sys.executable, "-c", "input()"]
     env = {MARK: f"{root}:slurmd.n1"}
     with subprocess.Popen(words, env=env, stdin=subprocess.PIPE) as victim:
-        assert refusal(cli.main, [*command.split(), "--dir", str(root)], capsys)
+        assert refusal(cli.main, [command], capsys)
         assert victim.poll() is None
         victim.kill()
     assert (root / "minicluster.json").exists()
@@ -62,16 +63,16 @@ def test_what_is_no_cluster_is_one_line(root: Path, capsys) -> None:
     """A file that is not to be read; and a folder with other files, which is left alone."""
     for text in ("null", "[" * 100_000, '{"format": 1}', ""):
         (root / "minicluster.json").write_text(text)
-        assert cli.main(["status", "--dir", str(root)]) == 1
+        assert cli.main(["env"]) == 1
         assert capsys.readouterr().err.count("\n") == 1
     (root / "minicluster.json").rename(root / "thesis")
-    for command in ("up", "down", "status"):
-        said = refusal(cli.main, [command, "--dir", str(root)], capsys)
+    for command in ("up", "down", "env"):
+        said = refusal(cli.main, [command], capsys)
         assert "holds other files" in said
     assert (root / "thesis").exists()
 
 
 def test_two_commands_do_not_use_one_folder_at_once(root: Path, capsys) -> None:
     with cluster.locked(root):
-        assert cli.main(["down", "--dir", str(root)]) == 1
+        assert cli.main(["down"]) == 1
     assert "wait for it" in capsys.readouterr().err and root.exists()

@@ -31,7 +31,12 @@ def program(package: str) -> str | None:
 
 def missing(names: list[str]) -> list[str]:
     tools = [name for name in names if name in TOOLS and not program(name)]
-    return machine.missing([name for name in names if name not in TOOLS]) + tools
+    path = machine.search_path()
+
+    def has(package: str) -> bool:
+        return all(shutil.which(name, path=path) for name in machine.PACKAGES[package])
+
+    return [name for name in names if name not in TOOLS and not has(name)] + tools
 
 
 def require(*names: str) -> None:
