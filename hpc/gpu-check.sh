@@ -79,7 +79,7 @@ if [[ $device == cuda ]]; then
   training=(--model resnet18 --train-samples 20000 --epochs 2 --precision bf16)
   recipe=(--recipe fast)
 else
-  comm+=(--backend gloo --max-bytes 16K --ops all_reduce --iterations 5)
+  comm+=(--backend gloo --max-bytes 16K --ops all_reduce)
   verify=(--strategies ddp --world-sizes 2)
   training=(--model mlp --train-samples 4096 --test-samples 16 --global-batch-size 32 --epochs 2)
   recipe=(--recipe fast-cpu --max-steps 3 --train-samples 64 --test-samples 16 --global-batch-size 32)

@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,23 +29,12 @@ _DEFAULT_MAX_BYTES, _FACTOR = 2**30, 4  # the factor: of a size to the one befor
 _PERIOD = 251  # of the pattern: a prime, so that it fits no power of two
 _COPIES = 4  # of a size that an operation may hold at once, its check included
 _SHARE = 0.5  # of the memory that is free: the rest is for the backend and other programs
-_MAX_S = 1.0  # of the timed iterations at one size, of which there are at least three
+_ITERATIONS, _MAX_S = 20, 1.0  # timed at one size: fewer where they take longer, at least three
+_TIMEOUT_S = 300.0  # of a collective
 HEAD = (
     f"{'operation':<15} {'ranks':>5}  {'where':<10} {'size':>9} {'time':>10} {'fastest':>10}"
     f" {'slowest':>10} {'algbw':>8} {'busbw':>8}"
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What is to be measured."""
-
-    backend: str = "auto"  # auto, gloo or nccl
-    operations: tuple[str, ...] = tuple(comm.OPERATIONS)
-    min_bytes: int = 1024
-    max_bytes: int | None = None  # None: 1 GiB, or what fits in memory
-    iterations: int = 20
-    timeout_s: float = 300.0
 
 
 class Exchange:
@@ -140,29 +129,31 @@ class Exchange:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def measure(self, iterations: int) -> tuple[list[float], bool]:
+    def measure(self) -> tuple[list[float], bool]:
         """The seconds of each timed run, and whether the last result is right on every rank."""
         (first_s,) = self.timed(1)  # it connects the ranks, too
         warm = self.timed(max(1, min(2, int(_MAX_S / first_s))))
-        times = self.timed(min(iterations, max(3, int(_MAX_S / min(warm)))))
+        times = self.timed(min(_ITERATIONS, max(3, int(_MAX_S / min(warm)))))
         (wrong,) = self.largest([float(not self.is_right())])
         return times, not wrong
 
 
-def sizes_that_fit(request: Request, free: Sequence[int]) -> tuple[list[int], str]:
+def sizes_that_fit(
+    min_bytes: int, max_bytes: int | None, free: Sequence[int]
+) -> tuple[list[int], str]:
     """The sizes that fit in the memory of each rank, and why they end early; free: of each rank.
 
     Raises UsageError where --max-bytes does not fit.
     """
     fits = int(min(free) * _SHARE / _COPIES)
-    largest, why = request.max_bytes or max(_DEFAULT_MAX_BYTES, request.min_bytes), ""
+    largest, why = max_bytes or max(_DEFAULT_MAX_BYTES, min_bytes), ""
     if fits < largest:
         room = f"{_COPIES} buffers must fit in half of the {say_bytes(min(free))} that rank "
         room += f"{free.index(min(free))} has free, so that {say_bytes(fits)} is the most"
-        if request.max_bytes or fits < request.min_bytes:
+        if max_bytes or fits < min_bytes:
             raise UsageError(f"--max-bytes {say_bytes(largest)} is too much: {room}")
         why = f"sizes end before {say_bytes(largest)}: {room}"
-    sizes = [request.min_bytes]
+    sizes = [min_bytes]
     while sizes[-1] * _FACTOR <= min(largest, fits):
         sizes.append(sizes[-1] * _FACTOR)
     return sizes, why
@@ -176,7 +167,13 @@ def teams(operation: str, place: RankEnv) -> dict[str, list[int]]:
     return pairs | ({"inter_node": [0, place.local_world_size]} if place.nodes > 1 else {})
 
 
-def measure_all(group: Group, request: Request, report: Reporter) -> list[Sample]:
+def measure_all(
+    group: Group,
+    report: Reporter,
+    operations: Sequence[str],
+    min_bytes: int,
+    max_bytes: int | None,
+) -> list[Sample]:
     """Measure every operation at every size, with a record each, on the ranks that take part.
 
     Raises, on every rank, UsageError where --max-bytes does not fit in memory, and RuntimeError
@@ -184,11 +181,11 @@ def measure_all(group: Group, request: Request, report: Reporter) -> list[Sample
     """
     place, samples = group.place, []
     free = free_bytes(group.device, place.local_world_size)
-    sizes, why = sizes_that_fit(request, group.gather(free))
+    sizes, why = sizes_that_fit(min_bytes, max_bytes, group.gather(free))
     if why:
         report.warn(why)
     report.say(HEAD)
-    for operation in request.operations:
+    for operation in operations:
         for scope, ranks in teams(operation, place).items():
             # Every rank must call this.
             inner = None if scope == "all" else dist.new_group(ranks, timeout=group.timeout)
@@ -197,7 +194,7 @@ def measure_all(group: Group, request: Request, report: Reporter) -> list[Sample
                 ends = False
                 if place.rank in ranks:
                     tried = Exchange(operation, size, ranks, place.rank, group.device, inner)
-                    done = measure_size(tried, scope, nodes, request.iterations, report)
+                    done = measure_size(tried, scope, nodes, report)
                     if done is not None:
                         samples.append(done)
                     ends = done is None or (done.time_s > _MAX_S and size < sizes[-1])
@@ -212,12 +209,10 @@ def measure_all(group: Group, request: Request, report: Reporter) -> list[Sample
     return samples
 
 
-def measure_size(
-    tried: Exchange, scope: str, nodes: int, iterations: int, report: Reporter
-) -> Sample | None:
+def measure_size(tried: Exchange, scope: str, nodes: int, report: Reporter) -> Sample | None:
     """Measure an operation at one size, with a record; None where the backend lacks it."""
     try:
-        times, right = tried.measure(iterations)
+        times, right = tried.measure()
     except RuntimeError as error:
         if " does not support " not in str(error):  # as torch says it of a backend, on every rank
             raise
@@ -252,22 +247,31 @@ def line(result: Sample) -> str:
     )
 
 
-def measure(request: Request, place: RankEnv, paths: RunPaths, attempt: int) -> None:
+def measure(
+    place: RankEnv,
+    paths: RunPaths,
+    attempt: int,
+    backend: str,
+    operations: Sequence[str],
+    min_bytes: int,
+    max_bytes: int | None,
+) -> None:
     """Measure as one rank, and write comm.csv, comm.json, records and the outcome.
 
+    backend: auto, gloo or nccl. max_bytes: None for 1 GiB, or what fits in memory.
     Raises UsageError for bad input, and RuntimeError for a wrong result.
     """
     report = Reporter(paths, attempt, place.rank)
     try:
         threads = share_of_cores(place.local_world_size)
         torch.set_num_threads(threads)
-        if request.backend == "nccl" and torch.cuda.device_count() == 0:
+        if backend == "nccl" and torch.cuda.device_count() == 0:
             raise UsageError(
                 "--backend nccl: no GPU is visible here; say --backend gloo, or ask for GPUs"
             )
         # The CPU for Gloo, the rank's GPU for NCCL.
-        wanted = {"auto": "auto", "gloo": "cpu", "nccl": "cuda"}[request.backend]
-        group = join(wanted, place, request.timeout_s, report.warn)
+        wanted = {"auto": "auto", "gloo": "cpu", "nccl": "cuda"}[backend]
+        group = join(wanted, place, _TIMEOUT_S, report.warn)
         check_identity(group, paths.folder.name, attempt)
         for text in banner(group, threads):
             report.say(text)
@@ -285,7 +289,7 @@ def measure(request: Request, place: RankEnv, paths: RunPaths, attempt: int) -> 
             "threads": threads,
         }
         report.record("run_start", **about)
-        samples = measure_all(group, request, report)
+        samples = measure_all(group, report, operations, min_bytes, max_bytes)
         dist.barrier()  # ranks that are of no pair wait for those that are
         write(samples, about, report, paths, place.rank)
         report.record("run_end", status="ok", reason="", total_time_s=process_age_s())

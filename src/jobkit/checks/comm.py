@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jobkit.errors import Exit, Parser, UsageError, at_least, read_bytes, whole
+from jobkit.errors import Exit, Parser, UsageError, read_bytes
 from jobkit.metric.comm import OPERATIONS
 from jobkit.paths import REPOSITORY, RunPaths
 from jobkit.payload.main import as_rank, leave, refused
@@ -48,11 +48,6 @@ def parser() -> Parser:
     add("--max-bytes", type=read_bytes, metavar="SIZE",
         help="largest message, as 64M (default: 1G, or what fits in free memory; a job's memory "
         "limit is not read)")  # fmt: skip
-    add("--iterations", type=whole(1, 10**6), default=20, metavar="N",
-        help="timed at each size (default: 20; fewer where they take more than a second)"
-        )  # fmt: skip
-    add("--timeout", type=at_least(float, 1, 86400), default=300.0, metavar="SECONDS",
-        help="abort if a collective takes longer (default: 300)")  # fmt: skip
     add("--nproc-per-node", metavar="N", help="ranks on this machine, without Slurm")
     add("--run-dir", type=Path, metavar="DIR", help="folder (default: a new one in logs/comm/)")
     add("--attempt", type=int, default=0, metavar="N", help="number of this start (set by run.sh)")
@@ -78,18 +73,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif args.run_dir is None:
             raise UsageError("a rank needs --run-dir: start them with bash run.sh --comm")
         else:
-            from jobkit.checks.collectives import Request, measure
+            from jobkit.checks.collectives import measure
             from jobkit.payload.place import read_rank_env
             from jobkit.payload.report import write_outcome
 
-            request = Request(
-                backend=args.backend,
-                operations=tuple(dict.fromkeys(args.ops)),
-                min_bytes=args.min_bytes,
-                max_bytes=args.max_bytes,
-                iterations=args.iterations,
-                timeout_s=args.timeout,
-            )
             place, paths = read_rank_env(), RunPaths(args.run_dir.absolute())
             try:
                 check_ranks(place.world_size)
@@ -97,7 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 write_outcome(paths, args.attempt, "failed", Exit.USAGE, str(error))
                 raise
             # A failure is reported with its rank, and ends the process at once.
-            as_rank(place.rank, lambda: measure(request, place, paths, args.attempt))
+            asked = args.backend, list(dict.fromkeys(args.ops)), args.min_bytes, args.max_bytes
+            as_rank(place.rank, lambda: measure(place, paths, args.attempt, *asked))
         return Exit.OK
     except UsageError as error:
         return refused(error)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from jobkit.checks import collectives
 from jobkit.checks import comm as cli
-from jobkit.checks.collectives import Exchange, Request, sizes_that_fit, teams
+from jobkit.checks.collectives import Exchange, sizes_that_fit, teams
 from jobkit.metric import comm
 from jobkit.paths import RunPaths, read_json
 from jobkit.payload.place import RankEnv
@@ -32,9 +32,9 @@ def be_rank(rank: int, world: int, folder: str) -> None:
         made = Exchange(name, SIZE, range(world), rank, torch.device("cpu"))
         made.prepare()
         before = made.is_right()
-        times, right = made.measure(4)
+        times, right = made.measure()
         made.is_right = lambda: rank != 1  # one rank's result is wrong
-        found[name] = [before, right, made.measure(4)[1], made.bytes, len(times)]
+        found[name] = [before, right, made.measure()[1], made.bytes, len(times)]
     Path(folder, f"{world}-{rank}").write_text(json.dumps(found))
     dist.destroy_process_group()
 
@@ -52,13 +52,15 @@ def test_every_operation_is_right_and_would_be_seen_wrong(world, tmp_path, fork_
         assert all(right) and not any(with_fault), name
         # What lies there before it ran is wrong on every rank; the sender of a broadcast has it.
         assert before == (name == "broadcast", *[False] * (world - 1)), name
-        assert set(sizes) == {SIZE // 4 // world * world * 4} and set(counts) <= {3, 4}
+        assert set(sizes) == {SIZE // 4 // world * world * 4} and all(
+            3 <= count <= 20 for count in counts
+        )
 
 
 def test_a_run_leaves_records_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, called = tmp_path / "my comm", []
     monkeypatch.setattr(os, "execvp", lambda file, words: called.append(words))
-    words = ["--max-bytes", "16K", "--iterations", "4", "--run-dir", str(folder)]
+    words = ["--max-bytes", "16K", "--run-dir", str(folder)]
     cli.main(["--nproc-per-node", "2", *words])
     done = subprocess.run(
         called[0], env=environment(OMP_NUM_THREADS="1"), capture_output=True, text=True, timeout=600
@@ -84,10 +86,10 @@ def test_a_run_leaves_records_and_files(tmp_path: Path, monkeypatch: pytest.Monk
 def test_iterations_fit_in_a_second_but_three_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Exchange, "largest", lambda self, values: values)
     monkeypatch.setattr(Exchange, "is_right", lambda self: True)
-    for seconds, iterations, count in ((1e-3, 20, 20), (0.1, 20, 10), (2.0, 20, 3), (2.0, 2, 2)):
+    for seconds, count in ((1e-3, 20), (0.1, 10), (2.0, 3)):
         monkeypatch.setattr(Exchange, "timed", lambda self, n, s=seconds: [s] * n)
         made = Exchange("all_reduce", 8, (0, 1), 0, torch.device("cpu"))
-        assert made.measure(iterations) == ([seconds] * count, True)
+        assert made.measure() == ([seconds] * count, True)
 
 
 class Notes:
@@ -117,26 +119,26 @@ def test_an_operation_that_the_backend_lacks_is_left_out(monkeypatch) -> None:
     monkeypatch.setattr(Exchange, "run", lacks)
     tried, report = Exchange("all_to_all", 8, (0, 1), 0, torch.device("cpu")), Notes()
     says = "Backend gloo does not support alltoall_base"
-    assert collectives.measure_size(tried, "all", 1, 4, report) is None
+    assert collectives.measure_size(tried, "all", 1, report) is None
     assert report.warned == [f"all_to_all is not available: {says}"]
     place = RankEnv(world_size=2, local_world_size=2)
     alone = SimpleNamespace(place=place, device=tried.device, gather=lambda value: [value])
     with pytest.raises(RuntimeError, match="no operation is available"):
-        collectives.measure_all(alone, Request(operations=("all_to_all",)), report)
+        collectives.measure_all(alone, report, ["all_to_all"], 1024, None)
     says = "Connection closed by peer"
     with pytest.raises(RuntimeError, match=says):
-        collectives.measure_size(tried, "all", 1, 4, report)
+        collectives.measure_size(tried, "all", 1, report)
 
 
 def test_memory_bounds_the_sizes_and_the_reason_is_said() -> None:
-    sizes, why = sizes_that_fit(Request(), [2**31, 2**30])
+    sizes, why = sizes_that_fit(1024, None, [2**31, 2**30])
     assert sizes[:2] == [1024, 4096]
     assert sizes[-1] == 64 * 2**20  # of 128 MiB that fit, by factors of 4 from 1 KiB
     assert "end before 1 GiB: 4 buffers must fit in half of the 1 GiB that rank 1 has free" in why
     assert "128 MiB is the most" in why
-    said = error_of(sizes_that_fit, Request(max_bytes=2**28), [2**30])
+    said = error_of(sizes_that_fit, 1024, 2**28, [2**30])
     assert "--max-bytes 256 MiB is too much: 4 buffers" in said
-    sizes, why = sizes_that_fit(Request(max_bytes=2**33), [2**40])
+    sizes, why = sizes_that_fit(1024, 2**33, [2**40])
     assert sizes[-1] == 2**32 and not why
 
 
