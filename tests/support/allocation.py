@@ -19,7 +19,7 @@ def sound(nodes: int = 2, per_node: int = 2) -> list[dict]:
             "gpu_name": "X100", "driver": "550.54",
             "torch_cuda": "12.6", "architectures": ["sm_80", "sm_90"], "capability": "sm_86",
             "cores": [local * 4 + core for core in range(4)], "machine_cores": 64, "threads": 2,
-            "versions": {"python": "3.11.2", "torch": "2.12", "jobkit": "0.1 (source abc)"},
+            "versions": {"python": "3.11.2", "torch": "2.12", "jobkit": "0.1"},
             "log_dir": "/logs", "log_fault": "",
         })  # fmt: skip
     facts[0] |= {"dataset": "cifar10", "data_dir": "/data", "data_fault": ""}

@@ -41,7 +41,7 @@ def change(**new):
 
 
 ALL = [0, 1, 2, 3]
-OLD = {"python": "3.9.2", "torch": "2.12", "jobkit": "0.1 (source abc)"}
+OLD = {"python": "3.9.2", "torch": "2.12", "jobkit": "0.1"}
 NEW = {**sound()[0]["versions"], "torch": "2.9", "nccl": "2.27"}
 INJECTED = [
     (change(ranks=ALL, rank=0), "ranks", "4 processes believe that they are rank 0"),
@@ -74,8 +74,6 @@ INJECTED = [
 ]  # fmt: skip
 RESULTS = [
     (change(hidden=True), "shared", "rank 3 on n2: /logs is another folder"),
-    (change(ranks=[2], cache_fault="No such file"), "data",
-     "rank 2 on n2: /data/cache/c cannot be used: No such file"),
     (change(sum=9.0), "all_reduce", "rank 3 on n2: the sum is 9.0, and 10.0 is right"),
     (change(wrong_sums="2 of 20 sums of 1024 KiB between the nodes are wrong"), "all_reduce",
      "rank 3 on n2: 2 of 20 sums of 1024 KiB between the nodes are wrong; fix: do not train"),

@@ -1,9 +1,7 @@
 """What a process of a preflight finds out about itself and its node: plain data, no judgement."""
 
 import contextlib
-import hashlib
 import os
-import re
 import socket
 import tempfile
 from collections.abc import Mapping
@@ -15,7 +13,6 @@ import torch
 
 import jobkit
 from jobkit.errors import UsageError
-from jobkit.files import open_regular
 from jobkit.gpus import gpu_state
 from jobkit.paths import data_root, expanded
 from jobkit.payload.data import find_source
@@ -35,33 +32,23 @@ def addresses_of(name: str) -> list[str]:
     return []
 
 
-def source_digest(folder: Path) -> str:
-    """Return twelve hexadecimal digits that differ where a file of the package does."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
 def find_facts(place: RankEnv, spec: RunSpec, run_dir: Path, environ: Mapping[str, str]) -> Facts:
     """Return all that a process can find out alone; of the data on the rank that prepares them."""
     threads = environ.get("OMP_NUM_THREADS", "")
     if not threads.isdigit():
         threads = str(share_of_cores(place.local_world_size, environ))
     cuda = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    jobkit_version = f"{jobkit.__version__} (source {source_digest(Path(jobkit.__file__).parent)})"
     facts = {
         **who(place, environ),
         **gpu(place, spec.device, environ),
         "cores": sorted(os.sched_getaffinity(0)),
         "machine_cores": os.cpu_count() or 1,
         "threads": int(threads),
-        "versions": {**versions(cuda), "jobkit": jobkit_version},  # equal on all ranks
+        "versions": {**versions(cuda), "jobkit": jobkit.__version__},  # equal on all ranks
         "master_ips": addresses_of(place.master_addr),
         "hostname": socket.gethostname(),
         "own_ips": addresses_of(socket.gethostname()),
         "interface": environ.get("GLOO_SOCKET_IFNAME", ""),
-        "nics": nics(),
         "log_dir": str(run_dir),
         "log_fault": write_fault(run_dir),
     }
@@ -134,36 +121,7 @@ def data(dataset: str, data_dir: Path, sizes: tuple[int | None, int | None]) -> 
         path = find_source(dataset, data_dir, *sizes, download=False)[0]
     except UsageError as error:
         return fact | {"data_fault": str(error)}
-    if not unreadable(path):
+    if path.is_file():
         return fact | {"cache": str(path)}
     fault = write_fault(data_dir)
     return fact | ({"data_fault": f"{data_dir} cannot be written: {fault}"} if fault else {})
-
-
-def unreadable(path: Path) -> str:
-    """Return why a prepared file cannot be read to its end; empty where it can."""
-    try:
-        with open_regular(path) as file:
-            file.seek(-1, os.SEEK_END)
-            file.read(1)
-    except OSError as error:
-        return f"{path.name}: {error.strerror}"
-    return ""
-
-
-def nics(root: Path = Path("/sys/class")) -> dict[str, float]:
-    """Return the rate in Gb/s of each active interface made for RDMA, by name.
-
-    InfiniBand, RoCE and EFA: ABI/stable/sysfs-class-infiniband of the kernel; Slingshot: hsn*.
-    """
-    rates = {}
-    for port in sorted(root.glob("infiniband/*/ports/*")):
-        with contextlib.suppress(OSError):
-            rate = re.match(r"([\d.]+) Gb/sec", (port / "rate").read_text())
-            if rate and "ACTIVE" in (port / "state").read_text():
-                rates[f"{port.parent.parent.name}:{port.name}"] = float(rate[1])
-    for path in sorted(root.glob("net/hsn*")):
-        with contextlib.suppress(OSError, ValueError):
-            if (speed := int((path / "speed").read_text())) > 0:  # in Mb/s
-                rates[path.name] = speed / 1000
-    return rates

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jobkit.checks.preflight.facts import addresses_of, find_facts, unreadable, who
+from jobkit.checks.preflight.facts import addresses_of, find_facts, who
 from jobkit.checks.preflight.group import together
 from jobkit.checks.preflight.judge import (
     HUNG_NODE,
@@ -122,10 +122,8 @@ class PreflightRank:
             facts = find_facts(self._place, self._spec, self._run_dir, os.environ)
             connection.send({"stage": FACTS, **facts})
             task = connection.receive(self._timeout_s + self._together_s)
-            # The run's folder may be another one on another node, and so may that of the data.
+            # The run's folder may be another one on another node.
             results: dict[str, Any] = {"hidden": not (self._run_dir / task["probe"]).exists()}
-            if task["cache"] and self._place.local_rank == 0:
-                results["cache_fault"] = unreadable(Path(task["cache"]))
             if task["group"]:
                 results |= together(self._place, self._spec.device, self._group_s)
             connection.send({"stage": RESULTS, **self._name, **results})
@@ -158,7 +156,6 @@ class PreflightRank:
                 probe = Path(file.name).name
             task = {
                 "probe": probe,
-                "cache": next((f["cache"] for f in facts if f.get("cache")), None),
                 "group": not any(c.faults for c in checks if c.check in NEEDED_FOR_A_GROUP),
             }
             meeting.answer(task)
