@@ -29,18 +29,21 @@ _MAX_ARRAY_SIZE = 1001  # Slurm's default
 def find_site(name: str | None) -> Site | None:
     """The named site, else this cluster's; None: this machine, without Slurm.
 
-    Raises UsageError where nobody named one, and Slurm is installed here and does not answer.
+    Raises UsageError where Slurm is installed here, is to say which cluster it is of, and does
+    not answer.
     """
-    if name == "local" or (name is None and shutil.which("sbatch") is None):
+    here = shutil.which("sbatch") is not None
+    if name == "local" or (name is None and not here):
         return None
     if name not in (None, "slurm"):
         return Site.load(name)
     cluster = CLUSTER.search(_configuration())
-    if cluster is None and name is None:
+    if cluster is None and here:
         reason = slurm_jobs.silent.get("scontrol", "no answer")
         if not _NOT_SET_UP.search(reason):
             raise UsageError(f"{_no_answer(reason)}, or use --site local")
-        return None  # Slurm's commands are installed without a cluster
+        if name is None:
+            return None  # Slurm's commands are installed without a cluster
     return site_of_cluster(cluster[1] if cluster else "slurm")
 
 
