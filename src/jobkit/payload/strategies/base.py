@@ -1,6 +1,6 @@
 """What every strategy does: wrap a model, make a microbatch's gradients, evaluate."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
@@ -67,14 +67,9 @@ class Strategy:
 
     def check(self) -> None:
         """Raise UsageError, with the reason, for a setting that has no meaning here."""
-        for reason in self.refusals():
-            raise UsageError(reason)
-
-    def refusals(self) -> Iterator[str]:
-        """Yield why settings have no meaning here, before the model is made."""
         for name, reason in self.facts.refuses.items():
             if name in self.spec.differences():
-                yield f"--{name.replace('_', '-')}, strategy {self.name}: {reason}"
+                raise UsageError(f"--{name.replace('_', '-')}, strategy {self.name}: {reason}")
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Return the model on the device, under the strategy."""

@@ -1,7 +1,6 @@
 """DistributedDataParallel: a full copy on each rank, gradients averaged in buckets."""
 
 import inspect
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from jobkit.errors import UsageError
 from jobkit.payload.strategies.base import Strategy
 
 # Its name since torch 2.14, and before.
@@ -22,10 +22,12 @@ if _SYNC_BUFFERS not in inspect.signature(DistributedDataParallel).parameters:
 class DDP(Strategy):
     """A full copy of model and optimizer on each rank; all-reduce overlaps the backward pass."""
 
-    def refusals(self) -> Iterator[str]:
-        yield from super().refusals()
+    def check(self) -> None:
+        super().check()
         if self.spec.sync_batchnorm and self.device.type == "cpu":
-            yield "--sync-batchnorm: torch has it for GPUs only, and this run is on the CPU"
+            raise UsageError(
+                "--sync-batchnorm: torch has it for GPUs only, and this run is on the CPU"
+            )
 
     def wrap(self, model: nn.Module) -> nn.Module:
         spec, on_gpu = self.spec, self.device.type == "cuda"

@@ -52,11 +52,11 @@ class FSDP(Strategy):
         self.can_fuse = spec.optimizer != "sgd"
         self.shards = place.world_size // spec.fsdp_hybrid_replicas  # ranks of one replica
 
-    def refusals(self) -> Iterator[str]:
-        yield from super().refusals()
+    def check(self) -> None:
+        super().check()
         replicas, world = self.spec.fsdp_hybrid_replicas, self.place.world_size
         if world % replicas:
-            yield f"--fsdp-hybrid-replicas {replicas} does not divide the {world} ranks"
+            raise UsageError(f"--fsdp-hybrid-replicas {replicas} does not divide the {world} ranks")
 
     def wrap(self, model: nn.Module) -> nn.Module:
         spec, replicas = self.spec, self.spec.fsdp_hybrid_replicas

@@ -5,7 +5,6 @@ through one stage after the other. Both run on torch.distributed.pipelining; mor
 pipeline has make copies of it, whose gradients are averaged.
 """
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
+from jobkit.errors import UsageError
 from jobkit.payload.distributed import RankEnv
 from jobkit.payload.strategies.base import NO_LABEL, Strategy, at_least_fp32, make_mesh
 from jobkit.payload.strategies.blocks import filled_up, kept_statistics
@@ -49,25 +49,27 @@ class Pipeline(Strategy):
         self._weight = 1.0
         self._schedules: dict[tuple[int, bool], Schedule] = {}
 
-    def refusals(self) -> Iterator[str]:
-        yield from super().refusals()
+    def check(self) -> None:
+        super().check()
         spec, world = self.spec, self.place.world_size
         if world % self.ranks:
-            yield f"--pipeline-stages {self.ranks}: {world} ranks do not make whole pipelines"
+            raise UsageError(
+                f"--pipeline-stages {self.ranks}: {world} ranks do not make whole pipelines"
+            )
         if spec.precision == "fp16":
-            yield (
+            raise UsageError(
                 f"--precision fp16, strategy {self.name}: each stage would scale its own loss; "
                 "take bf16, which needs no scale"
             )
         if self.schedule == "1f1b" and self.microbatches < self.ranks:
             # It keeps every stage busy from the start.
-            yield (
+            raise UsageError(
                 f"--microbatches {self.microbatches}: 1f1b needs one at least for each of "
                 f"{self.ranks} stages"
             )
         parts = self.data_world_size * spec.accumulate * self.microbatches
         if self.microbatched and spec.steps_batch_size % parts:
-            yield (
+            raise UsageError(
                 f"--microbatches {self.microbatches} does not divide the global batch of "
                 f"{spec.steps_batch_size} (pipelines: {self.data_world_size}, "
                 f"--accumulate: {spec.accumulate})"
