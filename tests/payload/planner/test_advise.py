@@ -15,18 +15,12 @@ from jobkit.spec.runspec import RunSpec
 from jobkit.spec.traffic import seconds
 
 MLP = 1_707_274 * 4  # bytes of its parameters
-LAST = 2_570 * 4  # and of its last layer's
 LINKS = links_of(network=10.0, link=100.0)
 FSDP = {"strategy": "fsdp", "ranks_per_node": 4}
 PP = {"strategy": "pp", "ranks_per_node": 2, "global_batch_size": 512}
 TIMES = {
-    "one node: 2 x 3/4 of the gradients in a ring of four": (
-        {"ranks_per_node": 4}, 2 * 3 / 4 * MLP / 100e9),
     "two nodes: what crosses the network sets the pace": (
         {"nodes": 2, "ranks_per_node": 4}, 2 * 7 / 8 * MLP / 10e9),
-    "one group, which stays gathered": (FSDP, 2 * 3 / 4 * MLP / 100e9),
-    "each block gathered twice, but the last once": (
-        {**FSDP, "fsdp_group_mib": 0.0}, 3 / 4 * (3 * MLP - LAST) / 100e9),
     "gathers in bf16, the reduction in fp32": (
         {**FSDP, "precision": "bf16", "accumulate": 3}, (3 / 2 + 1) * 3 / 4 * MLP / 100e9),
     "hybrid: a node inside, and the shards over the network": (
