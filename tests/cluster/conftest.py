@@ -17,7 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from minicluster import machine
+from minicluster import config, machine
+from minicluster.daemons import Starter
+from minicluster.processes import end
 from support import needs
 from support.checkout import Checkout, make_checkout
 from support.place import ROOT, until
@@ -44,6 +46,22 @@ class Cluster:
         """Take a node's link down, or up again (root's cluster has them)."""
         name = machine.link_of(self.root, node)
         subprocess.run([machine.command("ip"), "link", "set", name, state], check=True)
+
+    def kill(self, node: str, jobs: bool) -> int:
+        """SIGKILL the node's slurmd, and what runs on it too (jobs); return how many processes."""
+        return end(
+            self.root, 0.0, lambda m: m.node == node and (jobs or m.name == f"slurmd.{node}")
+        )
+
+    def start(self, node: str) -> None:
+        """Start the node's slurmd, as `up` did, and wait until Slurm has the node."""
+        Starter(config.Cluster.load(self.root)).start_slurmds([node])
+
+        def serves() -> bool:
+            shown = machine.node_states(self.root).get(node, "down")
+            return not shown.startswith(("down", "drain")) and "*" not in shown  # *: no answer
+
+        until(serves, f"{node} is back")
 
     def run(self, *argv, timeout=900, cwd=None, env=None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -14,7 +14,6 @@ from jobkit.processes import process_start
 from minicluster.config import Cluster
 from minicluster.daemons import daemon_names
 from minicluster.processes import dead
-from support import nodes
 from support.place import ROOT, until
 
 WHO = "echo $SLURMD_NODENAME $SLURM_PROCID $CUDA_VISIBLE_DEVICES"
@@ -53,11 +52,11 @@ def test_a_killed_node_takes_its_jobs_along_and_comes_back(cluster, tmp_path: Pa
     pid = tmp_path / "pid"
     job = cluster.submit("-w", "n4", "--wrap", f"trap '' TERM; echo $$ > {pid}; sleep 99 & wait")
     until(lambda: pid.exists() and pid.read_text(), "its start")
-    assert nodes.kill(cluster.root, "n4", jobs=True) > 1
+    assert cluster.kill("n4", jobs=True) > 1
     assert process_start(int(pid.read_text())) is None
     assert dead(cluster.root, daemon_names(Cluster.load(cluster.root))) == ["slurmd.n4"]
     cluster.run("scancel", job)
-    nodes.start(cluster.root, "n4")
+    cluster.start("n4")
     assert cluster.run("srun", "-w", "n4", "hostname").returncode == 0
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from jobkit.outcome.state import run_state
-from support import nodes
 from support.checkout import TINY, Checkout
 from support.place import until
 from support.records import records_of
@@ -30,7 +29,7 @@ def test_a_run_survives(cluster, kit: Checkout, what: str, request) -> None:
     if what == "link":
         cluster.link(node, "down")
     else:
-        assert nodes.kill(cluster.root, node, jobs=what == "node")
+        assert cluster.kill(node, jobs=what == "node")
     try:
         if what == "slurmd":
             until(lambda: len(paths.attempt_numbers()) == 2, "the next attempt")
@@ -41,7 +40,7 @@ def test_a_run_survives(cluster, kit: Checkout, what: str, request) -> None:
             cluster.link(node, "up")
             cluster.run("scontrol", "update", f"nodename={node}", "state=resume")
         else:
-            nodes.start(cluster.root, node)
+            cluster.start(node)
     if run_state(paths).status != "ok":  # its ranks failed before Slurm missed the node
         again = kit.bench(cluster, "--name", what, *words)
         assert again.returncode == 0, again.stdout
