@@ -6,7 +6,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from checking import MissingError, by_rank, has_left, load
+from checking import by_rank, has_left, load
 from ranks import gather, join_group
 
 WORLD = 2
@@ -20,7 +20,7 @@ def call(mine):
     mine.cleanup()
     left = has_left()
     if not (isinstance(returned, tuple | list) and len(returned) == 4):
-        raise MissingError("setup() did not return four values")
+        raise LookupError("setup() did not return four values")
     return tuple(returned[:3]), str(returned[3]), total.item(), left
 
 
@@ -34,7 +34,7 @@ def work(me, path):
         place = int(os.environ["RANK"]) if rank < 0 else rank
         size = int(os.environ["WORLD_SIZE"]) if world_size < 0 else world_size
         if (place, size) != (me, WORLD):  # it would wait for a rank that never comes
-            raise MissingError(f"joins as rank {place} of {size}, but is {me} of {WORLD}")
+            raise LookupError(f"joins as rank {place} of {size}, but is {me} of {WORLD}")
         backends.append(str(backend))
         join_group(place, size, f"store{len(backends)}")
 

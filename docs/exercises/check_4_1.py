@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from checking import MissingError, load
+from checking import load
 from ranks import gather, join_group
 
 TOLERANCE = 1e-5  # sums of two ranks in fp32, in another order
@@ -31,7 +31,7 @@ def work(rank, path):
     plain = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
     model = mine.get_ddp_model(plain, torch.device("cpu"))
     if not isinstance(model, nn.Module):
-        raise MissingError(f"get_ddp_model() returned {type(model).__name__}, and no model")
+        raise LookupError(f"get_ddp_model() returned {type(model).__name__}, and no model")
     weights, gradients, off = apart(flat(model.parameters())), [], []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from checking import MissingError, by_rank, load
+from checking import by_rank, load
 from ranks import gather, join_group
 
 TOLERANCE = 1e-4  # of sums in another order, relative
@@ -60,7 +60,7 @@ def evaluate(mine, rank):
     expected = (F.cross_entropy(logits, y).item(), (logits.argmax(1) == y).double().mean().item())
     returned = mine.evaluate(model, shares[rank], torch.device("cpu"))
     if not (isinstance(returned, tuple | list) and len(returned) == 2):
-        raise MissingError("evaluate() did not return two values")
+        raise LookupError("evaluate() did not return two values")
     returned = tuple(float(value) for value in returned)
     return returned, expected, states, model.training
 

@@ -16,16 +16,12 @@ import torch.distributed as dist
 from ranks import RankError, on_ranks
 
 
-class MissingError(Exception):
-    """The file lacks a function, or a function does not return what it must."""
-
-
 def load(path, *names):
-    """Run the learner's file; raise MissingError where it lacks one of the functions."""
+    """Run the learner's file; raise LookupError where it lacks one of the functions."""
     mine = SimpleNamespace(**runpy.run_path(path))
     for name in names:
         if not callable(getattr(mine, name, None)):
-            raise MissingError(f"the file has no function {name}()")
+            raise LookupError(f"the file has no function {name}()")
     return mine
 
 
@@ -39,7 +35,7 @@ def check(number, path):
         kind, _, detail = error.text.partition(": ")
         if kind == "NotImplementedError":
             return [(False, f"{detail or 'a function'} is not completed{place}")]
-        text = detail if kind == "MissingError" else error.text
+        text = detail if kind == "LookupError" else error.text
         gloo = "(?i)timed? ?out|connection (closed|reset)|peer"  # when another rank does not come
         if kind != "TypeError" and re.search(gloo, text):
             text = f"waited for the other rank, which did not come: {text}"
@@ -68,12 +64,11 @@ def main(*words):
     if len(words) != 2 or words[0] not in numbers or not Path(words[1]).is_file():
         print(f"usage: checking.py NUMBER FILE: one of {', '.join(numbers)}, and a file of yours")
         return 2
-    number, path = words
-    remarks = check(number, str(Path(path).resolve()))
+    remarks = check(words[0], str(Path(words[1]).resolve()))
     for ok, text in remarks:
         print("ok   " if ok else "WRONG", text)
     wrong = sum(not ok for ok, _ in remarks)
-    print(f"{path}: {wrong} wrong" if wrong else f"{path}: all is right")
+    print(f"{words[1]}: {wrong} wrong" if wrong else f"{words[1]}: all is right")
     return 4 if wrong else 0
 
 
