@@ -31,7 +31,7 @@ MAX_NAME = 50  # of a Job: its controller adds the pod's index
 # run.sh ends what is left of the ranks this long before the container is killed.
 _LAST_S = 15
 _MIN_GRACE_S = 30
-_GRACE = re.compile(r"^ *terminationGracePeriodSeconds: (\d{1,9})$", re.MULTILINE)
+_GRACE = re.compile(r"^ *terminationGracePeriodSeconds: (\d{1,9}) *(?:#.*)?$", re.MULTILINE)
 # The pods wait so long for each other: images are pulled, and a pod that failed is started again
 # up to 6 minutes later. A node that has waited in vain ends with 1, which the Job counts.
 _START_S = 900
@@ -115,11 +115,11 @@ def object_name(study: str, run_id: str) -> str:
 def read_template(path: str | Path) -> str:
     """The text of a template, without the lines that are for who edits it. Raises UsageError."""
     try:
-        lines = read_text(path).splitlines(keepends=True)
+        lines = read_text(path).splitlines()
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", error)
         raise UsageError(f"--template {path}: cannot be read: {why}") from None
-    return "".join(line for line in lines if not line.lstrip().startswith("##"))
+    return "".join(f"{line}\n" for line in lines if not line.lstrip().startswith("##"))
 
 
 def manifest(
