@@ -34,7 +34,10 @@ DATA, MANIFEST = "__0_0.distcp", "manifest.json"
 
 
 def write(group: Any, folder: Path, checksums: bool = False) -> Path:
-    manifest, report = {"progress": vars(Progress()), "layout": {}, "spec": {}}, cast("Any", None)
+    manifest, report = (
+        {"progress": vars(Progress()), "layout": {}, "spec": {}, "classes": 1},
+        cast("Any", None),
+    )
     spec = RunSpec(checkpoint_checksums=checksums)
     writer = Checkpoints(RunPaths(folder.parent), 0, group, report, spec)
     writer._write(folder, TENSORS, manifest)
@@ -177,6 +180,7 @@ def test_one_that_fails_is_a_warning_and_the_newest_stay(
     strategy.named_parameters = lambda: dict(layer.named_parameters())
     strategy.device = CPU
     trainer: Any = SimpleNamespace(strategy=strategy, progress=Progress(0, 0, 4), spec=RunSpec())
+    trainer.data = SimpleNamespace(classes=10)
     trainer.optimizer, trainer.loss_sum = SimpleNamespace(state={}), torch.zeros(())
     paths = RunPaths(tmp_path)
     mine = Checkpoints(paths, 0, alone, report, RunSpec(checkpoint_keep=1))
@@ -214,7 +218,7 @@ def test_an_index_may_have_any_size(tmp_path: Path, ranks: int, tensors: int, pa
     index = index_of(ranks, tensors)
     index.planner_data = bytes(padding)
     (tmp_path / ".metadata").write_bytes(pickle.dumps(index))
-    found = Checkpoint(tmp_path, Progress(), {}, {}, {}, read_index(tmp_path))
+    found = Checkpoint(tmp_path, Progress(), {}, {}, 10, {}, read_index(tmp_path))
     assert found.index.storage_data == index.storage_data
     assert found.shapes == dict.fromkeys(
         index.state_dict_metadata, (torch.Size([ranks, 4]), torch.float32)

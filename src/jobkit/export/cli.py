@@ -48,12 +48,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UsageError(f"{short_path(args.run)}: no such folder")
     if out.exists():
         raise UsageError(f"{short_path(out)} exists: remove it, or name another folder with --out")
-    # A checkpoint's shards are its .distcp files.
-    if any(any(above.glob("*.distcp")) for above in out.resolve().parents):
-        raise UsageError(
-            f"{short_path(out)} is inside a checkpoint, to which nothing is added: name another "
-            "folder with --out"
-        )
     hide_gpus()  # before torch is imported: what is exported is for the CPU
     from jobkit.export import formats
     from jobkit.export.weights import trained_model

@@ -1,14 +1,12 @@
 """The folder of an export: the model in a format, eight images, expected outputs, a manifest."""
 
 import copy
-import hashlib
 import importlib
 import os
 import platform
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from jobkit import __version__
 from jobkit.errors import UsageError, one_line
 from jobkit.export.weights import Trained
 from jobkit.paths import write_json
@@ -89,18 +86,9 @@ def write_folder(
         "model": trained.spec.model,
         "checkpoint": trained.folder.name,
         "iteration": trained.iteration,
-        "input": {"dtype": "float32", "shape": ["batch", 3, 32, 32], "range": [0, 255]},
-        "output": {"dtype": "float32", "shape": ["batch", trained.classes]},
-        "normalisation": {"mean": MEAN, "std": STD, "in_the_model": to != "state_dict"},
         "difference": difference,
         "jacobian_difference": jacobian,
-        "versions": {
-            "jobkit": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            **{name: metadata.version(name) for name in _OF_ONNX if to == "onnx"},
-        },
-        "sha256": {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir()},
+        "torch": torch.__version__,
     }
     if to != "state_dict":
         manifest["max_batch"] = max_batch  # hpc/inference reads it

@@ -14,7 +14,6 @@ from jobkit.payload.model import build_model
 from jobkit.payload.resume import merged
 from jobkit.spec.runspec import RunSpec, check_keys
 
-_MAX_CLASSES = 100_000
 _MODEL = "model."
 
 
@@ -24,7 +23,6 @@ class Trained:
 
     model: nn.Module
     spec: RunSpec
-    classes: int
     folder: Path  # of the checkpoint
     iteration: int
 
@@ -66,7 +64,7 @@ def _read(folder: Path, own_model: str | None) -> Trained:
     tensors = checkpoint.blank(_MODEL, *own)
     checkpoint.read(tensors)
     values = _without(_MODEL, tensors)
-    model, classes = _built(spec, values, folder)
+    model = _built(spec, checkpoint.classes, values, folder)
     # Buffers are the mean over the ranks, as for an evaluation.
     values |= _without(BUFFER, merged([_without(prefix, tensors) for prefix in own], 0))
     with torch.no_grad():
@@ -75,7 +73,7 @@ def _read(folder: Path, own_model: str | None) -> Trained:
                 raise Corrupt(f"it lacks {name}")
             tensor.copy_(values[name])
     model.eval().requires_grad_(False)
-    return Trained(model, spec, classes, folder, checkpoint.progress.iteration)
+    return Trained(model, spec, folder, checkpoint.progress.iteration)
 
 
 def _without(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -83,21 +81,15 @@ def _without(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
 
-def _built(spec: RunSpec, values: dict[str, Tensor], folder: Path) -> tuple[nn.Module, int]:
-    """A model that parameters of these shapes fit, and its number of classes.
-
-    No setting says the number of classes: it is that with which the shapes agree.
-    """
+def _built(spec: RunSpec, classes: int, values: dict[str, Tensor], folder: Path) -> nn.Module:
+    """The model of a run, that parameters of these shapes must fit."""
     reason, wanted = "its parameters have other names or shapes", _shapes(values)
-    for classes in sorted({size[0] for size in wanted.values() if size}):
-        if 0 < classes <= _MAX_CLASSES:
-            try:
-                model = build_model(spec, classes)
-            except UsageError as error:
-                reason = str(error)
-                continue
-            if _shapes(dict(model.named_parameters())) == wanted:
-                return model, classes
+    try:
+        model = build_model(spec, classes)
+        if _shapes(dict(model.named_parameters())) == wanted:
+            return model
+    except UsageError as error:
+        reason = str(error)
     raise UsageError(f"{short_path(folder)} does not fit the model {spec.model}: {reason}")
 
 

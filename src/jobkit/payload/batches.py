@@ -166,6 +166,7 @@ class DeviceData:
     ) -> None:
         self.device, self.dtype, self.crops_ahead = device, dtype, device.type != "cpu"
         self._spec, self._seed = spec, spec.seed + spec.repeat
+        self.classes = len(data.classes)
         self._format = torch.channels_last if spec.channels_last else torch.contiguous_format
         self.train = Images(data.train.images.to(device), data.train.labels.to(device))
         self.test = Images(data.test.images.to(device), data.test.labels.to(device))

@@ -112,6 +112,7 @@ class Checkpoint:
     progress: Progress
     layout: dict[str, Any]
     spec: dict[str, Any]
+    classes: int  # of the model's outputs
     files: dict[str, dict[str, Any]]
     index: Any
 
@@ -183,13 +184,13 @@ def _read_manifest(folder: Path) -> Checkpoint:
         content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         progress = Progress(*(int(content["progress"][f.name]) for f in fields(Progress)))
         files = {str(k): {**v, "bytes": int(v["bytes"])} for k, v in content["files"].items()}
-        inside = all(Path(name).name == name for name in files)
-        if not inside or min(vars(progress).values()) < 0:
+        inside, classes = all(Path(name).name == name for name in files), int(content["classes"])
+        if not inside or min(vars(progress).values()) < 0 or not 0 < classes < 1 << 20:
             raise ValueError
         layout, spec = dict(content["layout"]), dict(content["spec"])
     except (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise Corrupt(f"{MANIFEST} is absent, truncated or lacks fields") from None
-    return Checkpoint(folder, progress, layout, spec, files, read_index(folder))
+    return Checkpoint(folder, progress, layout, spec, classes, files, read_index(folder))
 
 
 def _check_file(path: Path, entry: dict[str, Any]) -> None:
@@ -309,6 +310,7 @@ class Checkpoints:
             "progress": dict(vars(progress)),
             "layout": trainer.strategy.layout(),
             "spec": dict(vars(trainer.spec)),
+            "classes": trainer.data.classes,
             "torch": torch.__version__,
         }
         folder = self._paths.checkpoints / f"{self.begun:08d}-{self._attempt}"
