@@ -1,17 +1,14 @@
 """Odd machines and paths: jumped clocks, no home, small limits, narrow terminals, any name."""
 
-import json
 import os
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,31 +21,15 @@ from jobkit.launch.site import Site
 from jobkit.launch.slurm_options import make_batches
 from jobkit.launch.states import States, progress
 from jobkit.launch.status import main as status
-from jobkit.paths import cache_root
+from jobkit.paths import cache_root, write_json
 from jobkit.processes import process_start
 from jobkit.spec.study import Plan, Study
 from support.fake_study import FakeRun, make_plan, whole_study
 from support.hostile import in_child
 
-HOUR, PYTHON = 3600.0, sys.executable
+HOUR = 3600.0
 NOBODY = 54321  # a user without a name
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-
-
-def run(*words: str, **more: Any) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(words, capture_output=True, text=True, timeout=800, **more)
-
-
-def at_work(plan: Plan, started: float, key: str | None) -> str:
-    run_id, spec = next(iter(plan.runs.items()))
-    FakeRun(plan.paths.folder, run_id, spec).begin().train(0).flush()
-    own = {"pid": os.getpid(), "pid_start": process_start(os.getpid())}
-    own |= {"host": socket.gethostname()}
-    job = {**own, "started": started, "ended": None, "first_attempt": 0, "order": key}
-    plan.paths.run(run_id).job.write_text(json.dumps(job))
-    record = {**own, "started": time.time(), "key": "now", "run_ids": list(plan.runs)}
-    plan.paths.launcher.write_text(json.dumps(record))
-    return run_id
 
 
 @pytest.mark.parametrize(
@@ -57,10 +38,16 @@ def at_work(plan: Plan, started: float, key: str | None) -> str:
 )
 def test_a_run_is_of_the_launcher_whose_key_it_has_whatever_the_clock(jump, key, status) -> None:
     plan = make_plan("s", strategies=("ddp",), gpus=(1,))
-    run_id = at_work(plan, time.time() + jump, key)
+    ((run_id, spec),) = plan.runs.items()
+    paths = FakeRun(plan.paths.folder, run_id, spec).begin().train(0).flush().paths
+    now = time.time()
+    own = {"pid": os.getpid(), "pid_start": process_start(os.getpid()), "started": now + jump}
+    own |= {"host": socket.gethostname()}
+    write_json(paths.job, {**own, "ended": None, "first_attempt": 0, "order": key})
+    write_json(plan.paths.launcher, {**own, "started": now, "key": "now", "run_ids": [run_id]})
     state = States(plan).look()[run_id]
     assert state.status == status
-    at = progress(plan.paths.run(run_id), plan.runs[run_id], replace(state, status="running"))
+    at = progress(paths, spec, replace(state, status="running"))
     assert at.elapsed_s is not None and at.elapsed_s >= 0
 
 
@@ -111,7 +98,7 @@ def test_slurm_writes_its_log_into_a_folder_of_any_name(
     line = next(line for line in text.splitlines() if line.startswith("#SBATCH --output="))
     # As a shell reads it, sbatch takes the quotes off.
     quoted = line.removeprefix("#SBATCH --output=")
-    path = run("bash", "-c", f"printf %s {quoted}", check=True).stdout
+    path = subprocess.check_output(["bash", "-c", f"printf %s {quoted}"], text=True)
     for pattern, value in {"%j": "17", "%A": "17", "%a": "3"}.items():  # Slurm's
         path = path.replace(pattern, value)
     assert path == str(tmp_path / name / "logs" / "s" / ".submitit" / log)
