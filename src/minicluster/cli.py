@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> None:
         case "up":
             bring_up(root, args)
         case "env":
-            clusters.running(root, reading=True)
+            clusters.running(root)
             for name, value in machine.exports(root).items():
                 print(f"export {name}={shlex.quote(value)}")
         case "down":

@@ -1,6 +1,7 @@
 """Bring a cluster up and take it down; what the commands of cli.py do."""
 
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -26,11 +27,14 @@ _GRACE_S = 1.0  # then KILL: all that they could still write is deleted anyway
 def folder_of() -> Path:
     """The folder of this user's cluster: the one that `env` named, else one under /tmp.
 
-    Its path is short, as those of the sockets in it have at most 107 bytes, it is on a local disk,
-    and open to other users of root's cluster.
+    That is on a local disk, and open to other users of root's cluster. Raises UsageError for a
+    path that Slurm's files cannot hold, or its sockets, whose paths have at most 107 bytes.
     """
     usual = f"/tmp/jobkit-minicluster-{os.getuid()}"
-    return Path(os.environ.get(machine.DIR_VARIABLE) or usual).resolve()
+    root = Path(os.environ.get(machine.DIR_VARIABLE) or usual).resolve()
+    if not re.fullmatch("[A-Za-z0-9_.+/-]{2,69}", str(root)):
+        raise UsageError(f"{root}: choose a short path of letters, digits and _ . + - as /tmp/mc")
+    return root
 
 
 def check_folder(root: Path, reading: bool = False) -> None:
@@ -49,9 +53,7 @@ def check_folder(root: Path, reading: bool = False) -> None:
     # The state file is the first; `up` may have been killed just before it had its name.
     strange = [name for name in files.file_names(root) if not name.startswith(f".{STATE_FILE}.")]
     if strange and STATE_FILE not in strange:
-        raise UsageError(
-            f"{root}: holds other files, and `down` deletes the folder; choose a new one"
-        )
+        raise UsageError(f"{root}: holds other files, and `down` deletes it; choose a new one")
 
 
 @contextmanager
@@ -67,9 +69,9 @@ def locked(root: Path) -> Iterator[None]:
         ) from None
 
 
-def running(root: Path, reading: bool = False) -> Cluster:
-    """The cluster that is up in a folder. Raises UsageError."""
-    check_folder(root, reading)
+def running(root: Path) -> Cluster:
+    """The cluster that is up in a folder, of root or of this user. Raises UsageError."""
+    check_folder(root, reading=True)
     if (cluster := Cluster.load(root)) is None:
         raise NotStarted(f"no cluster is up in {root}; start one: hpc/minicluster up")
     return cluster

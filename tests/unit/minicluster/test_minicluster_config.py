@@ -68,7 +68,8 @@ BAD = [
     (["up", "--nodes", "0"], "'0': must be a whole number, 1 or more, at most 256"),
     (["up", "--enforce", "--no-accounting"], "--enforce needs the accounting"),
 ]
-FOLDERS = {"/nowhere/at/all": "cannot be made there: No such file", "/etc/passwd": "not a folder"}
+FOLDERS = {"/tmp/my cluster": "choose a short path", "/tmp/" + "x" * 80: "choose a short path"}
+FOLDERS |= {"/nowhere/at/all": "cannot be made there: No such file", "/etc/passwd": "not a folder"}
 
 
 def exit_code(*argv: str) -> int:
