@@ -130,6 +130,8 @@ def test_an_outlier_bends_no_forecast_and_is_listed(monkeypatch: pytest.MonkeyPa
     assert busy.prediction.rate(8)[0] == pytest.approx(calm.prediction.rate(8)[0], rel=0.03)
     text = text_of(report(results, forecast=(8,)))
     assert "Runs to look at run status reason file evidence ddp-" in text
+    monkeypatch.setattr("jobkit.analysis.report.report.MAX_LISTED", 0)
+    assert "1 more are in results.csv." in text_of(report(results))
     assert "1 outlier among the repeats (" in text
 
 

@@ -101,7 +101,7 @@ def odd_runs(results: Results) -> TextTable:
     names = ["run_id", "status", "reason", "evidence_file", "evidence"]
     rows = [list(map(say, row.values())) for row in records(results.runs.loc[odd, names])]
     left_out = len(rows) - MAX_LISTED
-    notes = [f"{left_out} more are in results.csv."] if left_out > 0 else []
+    notes = [f"{left_out} more are in results.csv."] * (left_out > 0)
     return TextTable(["run", "status", "reason", "file", "evidence"], rows[:MAX_LISTED], 5, notes)
 
 
