@@ -7,7 +7,7 @@ results = Results.load("demo")  from the tables as they were written
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -55,7 +55,6 @@ class Results:
     runs: pd.DataFrame
     epochs: pd.DataFrame
     steps: pd.DataFrame  # some steps a row
-    samples: pd.DataFrame = field(default_factory=pd.DataFrame)  # to write; not read again
     accuracy: float | None = None  # target of time_to_accuracy_s; None: what all ok runs reached
     out: Path | None = None  # where tables, figures and the report are written; None: folder
     unplanned: tuple[str, ...] = ()  # folders of runs that are not in the plan: not collected
@@ -78,7 +77,7 @@ class Results:
         )
         targets = of_sizes["target_accuracy"].dropna()
         accuracy = float(targets.iloc[0]) if len(targets) else None
-        return cls(folder, runs, epochs, steps, accuracy=accuracy, out=out)
+        return cls(folder, runs, epochs, steps, accuracy, out)
 
     @cached_property
     def sizes(self) -> tuple[Size, ...]:
@@ -117,18 +116,6 @@ class Results:
     def output(self) -> StudyPaths:
         """The files that are written: tables, figures, report."""
         return StudyPaths(self.out or self.folder)
-
-    @property
-    def tables(self) -> dict[Path, pd.DataFrame]:
-        """Where each table is written."""
-        paths = self.output
-        optional = {paths.steps: self.steps, paths.samples: self.samples}
-        return {
-            paths.results: self.runs,
-            paths.epochs: self.epochs,
-            **{path: table for path, table in optional.items() if len(table)},
-            paths.scaling: self.scaling,
-        }
 
     @property
     def ok(self) -> bool:
@@ -181,17 +168,19 @@ def collect(
         raise UsageError(f"{folder} was made from logs: give collect --logs again")
     read, unplanned = (read_logs(logs), []) if logs else _read_study(folder)
     tables = _tables(read, folder.resolve().name)
-    results = Results(folder, **tables, accuracy=accuracy, out=out, unplanned=tuple(unplanned))
+    own = (tables[name] for name in ("results", "epochs", "steps"))
+    results = Results(folder, *own, accuracy, out, tuple(unplanned))
     if write:
         if out:
             out.mkdir(parents=True, exist_ok=True)
-        for path, table in results.tables.items():
-            save_table(path, table)
+        for name, table in (tables | {"scaling": results.scaling}).items():
+            if len(table) or name not in ("steps", "samples"):
+                save_table(results.output.folder / f"{name}.csv", table)
     return results
 
 
 def _tables(read: Mapping[str, dict[str, Any]], study: str) -> dict[str, pd.DataFrame]:
-    """The tables of what was read of each run, in the order of the plan."""
+    """The tables of what was read of each run, in the order of the plan, by the file's name."""
     for run_id, run in read.items():
         problems = " | ".join(line.replace(" | ", " / ") for line in run["problems"])
         run["row"] |= {"run_id": run_id, "study": study, "problems": problems or None}
@@ -199,7 +188,7 @@ def _tables(read: Mapping[str, dict[str, Any]], study: str) -> dict[str, pd.Data
     # Settings that all runs share are in spec.json and in no column.
     names = {*chain.from_iterable(rows)} - {c.name for c in RESULTS}
     shared = {name for name in names if len({repr(row.get(name)) for row in rows}) < 2}
-    tables = {"runs": (runs := frame(rows, RESULTS, shared))}
+    tables = {"results": (runs := frame(rows, RESULTS, shared))}
     for name in ("epochs", "steps", "samples"):
         own = records(runs[[c.name for c in TABLES[name] if c.name in OF_RUN]])
         parts = [run[name] for run in read.values()]

@@ -290,10 +290,9 @@ def of_tables(
     if observed and observed.steps and all(o.warmup for o in observed.steps):
         early = "only warm-up steps were measured: train longer or lower --warmup-steps"
         problems.append(f"{run_id}: {early}")
-    epochs = [_object(record, "values") | record for record in records.epochs]
     return {
         "row": row,
-        "epochs": [{k: v for k, v in epoch.items() if k not in IDENTIFIES} for epoch in epochs],
+        "epochs": [_object(record, "values") | record for record in records.epochs],
         "steps": step_rows(observed) if observed else [],
         "samples": sample_rows(records.of_all_ranks("sample")),
         "problems": problems,

@@ -100,20 +100,17 @@ def _bases(measured: Sequence[Size], runs: pd.DataFrame, pool: Pool | None) -> d
     for size in measured:  # small sizes come first
         if size.throughput and size.world_size and size.devices:
             own.setdefault(size.series, size)
-    # What a serial run must share to be the base of a series of jobkit's own training.
-    names = [*SAME, "scaling", "global_batch_size", "batch_size_per_rank", "threads_used"]
-    names.append("train_samples")
     ok = runs[(runs["status"] == "ok") & runs["strategy"].isin(STRATEGIES)]
     ok = ok[ok["series"].isin(list(own))]
     problems: dict[str, tuple[Any, ...]] = {}
     serial = defaultdict[tuple[Any, ...], list[Size]](list)
-    for series, group in ok[["series", *names]].groupby("series"):
+    for series, group in ok.groupby("series"):
         if group["global_batch_size"].notna().all():
+            # What a serial run must share to be the base of a series of jobkit's own training.
             weak = (group["scaling"] == "weak").any()
             batch = "batch_size_per_rank" if weak else "global_batch_size"
-            first = [str(group[n].iloc[0]) for n in (*SAME, "scaling")]
-            key = (*first, int(group[batch].max()), str(group["threads_used"].max()))
-            key += (str(group["train_samples"].max()),)
+            largest = (str(group[n].max()) for n in (batch, "threads_used", "train_samples"))
+            key = (*(str(group[n].iloc[0]) for n in (*SAME, "scaling")), *largest)
             problems[str(series)] = key
             if own[str(series)].world_size == own[str(series)].devices == 1:
                 serial[key].append(own[str(series)])
