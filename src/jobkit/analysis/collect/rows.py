@@ -22,7 +22,6 @@ from jobkit.analysis.collect.lines import (
     observes,
 )
 from jobkit.analysis.collect.records import RunRecords, epoch_of
-from jobkit.analysis.collect.samples import sample_rows
 from jobkit.analysis.collect.steps import (
     TRAINING,
     Observed,
@@ -30,6 +29,7 @@ from jobkit.analysis.collect.steps import (
     observed_windows,
     rate_row,
     step_rows,
+    thinned,
 )
 from jobkit.analysis.collect.why import breakdown
 from jobkit.analysis.tables.columns import RESULTS
@@ -294,7 +294,7 @@ def of_tables(
         "row": row,
         "epochs": [_object(record, "values") | record for record in records.epochs],
         "steps": step_rows(observed) if observed else [],
-        "samples": sample_rows(records.of_all_ranks("sample")),
+        "samples": thinned(records.of_all_ranks("sample")),
         "problems": problems,
     }
 

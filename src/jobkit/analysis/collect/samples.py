@@ -13,20 +13,14 @@ from typing import Any
 import numpy as np
 
 from jobkit.analysis.collect.records import RunRecords
-from jobkit.analysis.collect.steps import Observed, number, thinned
+from jobkit.analysis.collect.steps import Observed, number
 from jobkit.analysis.tables.frames import Row
-from jobkit.metric.kinds import KINDS, Record
+from jobkit.metric.kinds import Record
 
 _LOADS = {"cpu_busy": "cpu_busy_mean", "other_load": "other_load_mean", "gpu_busy": "gpu_busy_mean"}
 _LOADS |= {"memory_mib": "node_memory_max_mib", "gpu_memory_mib": "gpu_memory_max_mib"}
 _LOADS |= {"gpu_processes": "gpu_processes_max"}
 _Curve = Sequence[tuple[float, float]]  # times, and the energy so far
-
-
-def sample_rows(samples: Sequence[Record]) -> list[Row]:
-    """The rows of samples.csv of one run."""
-    names = ("attempt", "rank", "t", *KINDS["sample"])
-    return [{name: record.get(name) for name in names} for record in thinned(samples)]
 
 
 def use_row(
