@@ -168,8 +168,8 @@ def collect(
         raise UsageError(f"{folder} was made from logs: give collect --logs again")
     read, unplanned = (read_logs(logs), []) if logs else _read_study(folder)
     tables = _tables(read, folder.resolve().name)
-    own = (tables[name] for name in ("results", "epochs", "steps"))
-    results = Results(folder, *own, accuracy, out, tuple(unplanned))
+    runs, epochs, steps = (tables[name] for name in ("results", "epochs", "steps"))
+    results = Results(folder, runs, epochs, steps, accuracy, out, tuple(unplanned))
     if write:
         if out:
             out.mkdir(parents=True, exist_ok=True)
