@@ -72,19 +72,14 @@ class Starter:
         self._wait("mariadbd", lambda: _accepts(socket.AF_INET, ("127.0.0.1", port)))
 
     def _start_holders(self) -> None:
-        """Start a process in the namespaces of each node, whose pid leads into them."""
-        holders = {node: self._hold(node) for node in self.cluster.node_names}
+        """Make the namespaces of each node, and a process that keeps them, and connect them."""
+        words = ["unshare", "--mount", "--net", "--uts", "--propagation", "slave", "sh", "-c"]
+        words += ['set -e; hostname "$1"; mount --bind hosts /etc/hosts; echo; exec sleep infinity']
+        names = {node: f"net-{node}" for node in self.cluster.node_names}
+        holders = {node: self._spawn(name, *words, name, node) for node, name in names.items()}
+        outputs = [self._output(name) for name in names.values()]
+        self._wait("the namespaces", lambda: all(o.read_text() == "\n" for o in outputs), 0.01)
         machine.create_network(self.cluster, holders)
-
-    def _hold(self, node: str) -> int:
-        """Make the namespaces, and a process that keeps them; returns its pid."""
-        script = 'set -e; hostname "$2"; mount --bind "$1" /etc/hosts; '
-        script += "echo ready; exec sleep infinity"
-        name = f"net-{node}"
-        words = ["unshare", "--mount", "--net", "--uts", "--propagation", "slave"]
-        pid = self._spawn(name, *words, "sh", "-c", script, name, f"{self.root}/hosts", node)
-        self._wait(name, lambda: self._output(name).read_text().startswith("ready"), 0.01)
-        return pid
 
     def start_slurmds(self, nodes: list[str]) -> None:
         holders = {member.name: member.pid for member in members(self.root)}
