@@ -44,19 +44,15 @@ GPUs & time (s) & efficiency \\
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("| GPUs | s | speedup |\n|-|-|-|\n| 1 | 1.3 | 1.00 |\n| 2 | 0.7 | 1.97 |\n", []),
         ("GPUs,s/epoch,speed-up\n1,480,1\n8,68,7.6\n", ["3: 7.6x"]),
         ("GPUs;time;speed-up\n1;3.034,6;1\n4;765,7;3,96\n8;400,0;8,1\n", ["4: 8,1x"]),
         ("GPUs,time,speed-up\n1,60 min,1\n8,900 s,5.1\n", ["3: 5.1x"]),
         ("GPUs,rows/s,speed-up\n1,250k,1\n8,1.8M,7.2\n16,2.5M,12\n", ["4: 12x"]),
         ("ranks\tsamples/s\tefficiency\n1\t1 000\t100 %\n4\t3 000\t75 %\n8\t4000\t60%", ["4: 60%"]),
         ("ranks,throughput,efficiency\n1,1000,1.0\n4,3000,0.85\n", ["3: 0.85 (of 1)"]),
-        ("GPUs,time,efficiency\n1,120,100%\n2,62,97%\n8,18,0.83\n16,12,0.9\n", ["5: 0.9 (of 1)"]),
         ("GPUs,time,speed-up\n1,10,1\n2,0,2\n4,2.5,4\n", []),
-        ("GPU,GPUs,time,speedup\nA100,1,60,1\nA100,4,20,3.0\nA100,8,15,5.0\n", ["4: 5.0x"]),
         ("GPUs,images/s/GPU,efficiency\n1,400,100%\n2,390,97.5%\n4,300,95%\n", ["4: 95%"]),
         ("GPUs,time (s),speed-up\n4,20,3.00\n1,60,1.00\n", []),
-        ("GPUs,time (s),efficiency\n1,100,100%\n4,125,50%\n", ["3: 50%"]),
         ("One:\n\nGPUs   time  speed-up\n1      60    1\n4      20    3.5\n", ["5: 3.5x"]),
         (TABLE, ["6: 7.6x"]),  # 480/245 may be 1.953 to 1.965, and 480/68 is at most 7.12
         (LATEX, ["6: 95%"]),
@@ -67,7 +63,6 @@ GPUs & time (s) & efficiency \\
         ("GPUs,time (min),speed-up (95% CI)\n1,60,1\n2,31,1.94 [1.9 to 2.0]\n", []),
         # Weak scaling, and strong.
         ("GPUs,step time (ms),efficiency\n1,200,100%\n2,206,97%\n4,220,91%\n", []),
-        ("GPUs,it/s,efficiency\n1,5.0,100%\n4,4.5,90%\n", []),
         ("GPUs,time,efficiency\n1,100,100%\n4,31,80.6%\n", []),
         # Each series has its own base, and its name stands in its first row.
         (SERIES, []),
@@ -100,8 +95,6 @@ def test_our_own_tables_follow(form: str) -> None:
         "GPUs,time,speed-up\n1,1.5x,1\n2,50 %,1.9\n",
         "It is 4x faster on 8 GPUs, and scales well.",
         "GPUs,time,memory efficiency\n1,10,100%\n2,5,50%\n",
-        "GPUs,time (s),Statistical efficiency\n1,480,1.0\n8,68,0.5\n",
-        "GPUs,time (s),$/Speedup\n1,480,1.00\n8,68,3.2\n",
     ],
 )
 def test_what_is_not_certain_is_not_judged(text: str) -> None:
@@ -111,14 +104,11 @@ def test_what_is_not_certain_is_not_judged(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "head", "role", "low", "high"),
     [
-        ("1.95x", "", "", 1.945, 1.955),
-        ("2 840", "", "", 2839.5, 2840.5),
         ("1.234,5", "", "", 1234.45, 1234.55),
         ("1,95", "", "", 1.945, 1.955),
         ("12,345", "", "", 12344.5, 12345.5),
         ("6", "t [min]", "time", 330, 390),
         ("900 us", "", "time", 899.5e-6, 900.5e-6),
-        ("141.2 [140.1, 142.4]", "", "", 141.15, 141.25),
     ],
 )
 def test_a_number_is_the_interval_of_its_rounding(text, head, role, low, high) -> None:

@@ -23,7 +23,7 @@ from jobkit.spec.command import CommandSpec
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.study import Plan, Study
 from support.fake_study import FakeRun, logs, make_plan, whole_run, whole_study
-from support.place import ROOT, script
+from support.place import script
 
 
 def rows_of(results: Results) -> dict[str, pd.Series]:
@@ -158,20 +158,6 @@ def test_slurm_is_asked_after_all_jobs_at_once(tmp_path: Path, monkeypatch) -> N
     assert (tmp_path / "asked").read_text().count(" -j 7,8 ") == 2
 
 
-def test_a_folder_without_a_plan_is_collected() -> None:
-    plan = whole_study(strategies=("ddp",), gpus=(1, 2))
-    plan.paths.plan.unlink()
-    one, other = sorted(plan.runs)
-    plan.paths.run(one).folder.rename(plan.paths.folder / "renamed")
-    plan.paths.run(other).spec.unlink()  # run_start says it too
-    (plan.paths.folder / "figures").mkdir()
-    results = collect(plan.paths.folder)
-    assert sorted(results.runs["run_id"]) == sorted(["renamed", other])
-    assert results.ok
-    assert sorted(results.runs["world_size"]) == [1, 2]
-    assert len(results.epochs) == 6
-
-
 def test_messages_and_folders_that_the_plan_does_not_know_are_told() -> None:
     plan, run_id = one_run()
     run = FakeRun(plan.paths.folder, run_id, plan.runs[run_id]).begin()
@@ -214,17 +200,6 @@ def test_every_field_of_an_epoch_and_of_a_drill_has_a_column_and_none_has_two() 
     assert set(KINDS["epoch"]) - {"values"} <= {*names["epochs"]}
     assert set(KINDS["sample"]) <= {*names["samples"]} and list(KINDS["comm"]) == names["comm"]
     assert names["drill"] == [field.name for field in fields(Row)]
-
-
-def test_a_parameter_makes_a_series_unless_it_follows_from_the_size() -> None:
-    """And so does the measurement by the start-up hook."""
-    specs: Any = {}
-    for batch, ranks in ((6, 1), (6, 2), (12, 1), (24, 1)):
-        parameters = {"batch": batch, "accumulate": 8 // ranks}
-        own = {"ranks_per_node": ranks, "parameters": parameters, "auto": batch < 20}
-        specs[batch, ranks] = CommandSpec(command=("train.py",), by_size=("accumulate",), **own)
-    labels = ["train, auto, batch=6"] * 2 + ["train, auto, batch=12", "train, no auto, batch=24"]
-    assert list(series_labels(specs).values()) == labels
 
 
 def test_runs_of_different_commands_are_no_repeats_of_each_other() -> None:
@@ -319,21 +294,3 @@ def test_what_a_run_takes_beside_its_training_is_a_line_of_its_own(status: str) 
     results = collect("s")
     costs = [["2", "30", "17.2", "1.5", "6", "5.25", "74%"]]
     assert [row[1:] for row in run_costs(results).rows] == (costs if status == "ok" else [])
-
-
-RECORDED = ROOT / "tests" / "golden" / "recorded"
-
-
-@pytest.mark.parametrize(("table", "rows"), [("results.csv", 2), ("epochs.csv", 4)])
-def test_the_old_columns_are_as_they_were(tmp_path: Path, table: str, rows: int) -> None:
-    folder = tmp_path / "recorded"
-    shutil.copytree(RECORDED, folder)
-    for name in ("results.csv", "epochs.csv"):
-        (folder / name).unlink()
-    collect(folder)
-    before, now = (pd.read_csv(f / table, dtype=str) for f in (RECORDED, folder))
-    assert len(before) == rows
-    assert set(before.columns) <= set(now.columns)
-    keys = [k for k in ("run_id", "epoch") if k in before.columns]
-    before, now = (t.sort_values(keys, ignore_index=True) for t in (before, now))
-    pd.testing.assert_frame_equal(now[list(before.columns)], before)

@@ -149,10 +149,6 @@ CASES: dict[str, tuple[Callable[[], Results], list[str], list[str]]] = {
         lambda: study((1, 0.98, 0.95, 0.768), calm, at_8(git_commit="b" * 40)),
         ["8 GPUs had another commit", "88% of the loss is outside of what was"], ["because"],
     ),
-    "another driver": (
-        lambda: study((1, 0.98, 0.95, 0.789), calm, at_8(driver_version="535")),
-        ["another driver (535, not 550)", "87% of the loss is outside of what was"], ["because"],
-    ),
     "another driver in one run": (
         lambda: study((1, 0.98, 0.95, 0.789), calm, lambda row: row["repeat"] or at_8(
             driver_version="535")(row)),
@@ -178,6 +174,10 @@ CASES: dict[str, tuple[Callable[[], Results], list[str], list[str]]] = {
             val_accuracy=0.9, python_version="3.12" if row["world_size"] == 8 else "3.11"),
             repeats=1),
         ["measure again on an idle machine. Request 4 GPUs with ddp"], ["unchanged"],
+    ),
+    "GPUs that others use": (
+        lambda: study(GOOD, calm, lambda row: row.update(gpu_processes_max=2)),
+        ["GPUs of 12 runs"], [],
     ),
     "a small machine that is busy": (
         lambda: study((1, 0.7, 0.6, 0.5), calm, lambda row: row.update(

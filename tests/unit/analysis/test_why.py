@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from jobkit.analysis.collect.why import breakdown, busy_clause
-from jobkit.program.why import measured, minus, union
+from jobkit.analysis.collect.why import breakdown
+from jobkit.program.why import measured
 from support.fake_study import profiled
 
 MS = 1e-3
@@ -154,14 +154,6 @@ def test_a_gpu_s_steps_are_those_of_its_collectives() -> None:
     assert row["late_s"] == pytest.approx(4 * MS) and row["waiting_s"] == pytest.approx(2 * MS)
 
 
-def test_a_busy_machine_is_said() -> None:
-    runs = [{"run_id": "a", "other_load_mean": load} for load in (0.01, None, float("nan"))]
-    assert busy_clause(runs) is None
-    text = busy_clause([*runs, {"run_id": "b", "other_load_mean": 0.48}])
-    assert text and "up to 48% of the cores in 1 of 2 runs (most in b)" in text
-    assert "GPUs of 1 runs" in (busy_clause([{"run_id": "a", "gpu_processes_max": 2}]) or "")
-
-
 class Event:
     """One of the profiler's."""
 
@@ -216,16 +208,3 @@ def test_on_a_gpu_kernels_decide() -> None:
     fields = measured(events, gpu=True)
     assert fields and [round(1e6 * x) for x in fields["parts"][0]] == [100, 30, 15, 25, 30]
     assert fields["collectives"] == [[0, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 50, 40]]
-
-
-def test_spans() -> None:
-    chance = random.Random(1)
-    for _ in range(300):
-        some, others = (
-            [(a, a + chance.randint(0, 9)) for a in (chance.randint(0, 60) for _ in range(n))]
-            for n in (chance.randint(0, 8), chance.randint(0, 8))
-        )
-        points = {x for a, b in some for x in range(a, b)}
-        less = points - {x for a, b in others for x in range(a, b)}
-        assert {x for a, b in union(some) for x in range(a, b)} == points
-        assert {x for a, b in minus(union(some), union(others)) for x in range(a, b)} == less

@@ -92,6 +92,10 @@ def test_a_live_process_is_running_and_a_killed_one_failed(run, sleeper) -> None
     run.begin().train(0).flush()
     write_job(run.paths, job_of(sleeper))
     assert run_state(run.paths).status == "running"
+    # The one who watches it may be gone, and what it has started go on.
+    child = {"pid": sleeper.pid, "pid_start": process_start(sleeper.pid)}
+    write_job(run.paths, job_of(sleeper, pid=(1 << 22) - 1, pid_start=1, child=child))
+    assert run_state(run.paths).status == "running"
     sleeper.send_signal(signal.SIGKILL)
     until(lambda: not process_start(sleeper.pid))  # a zombie counts as gone: nobody waited for it
     assert sleeper.returncode is None

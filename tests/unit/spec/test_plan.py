@@ -121,6 +121,15 @@ def test_what_is_not_a_plan_is_refused(tmp_path: Path) -> None:
         path.write_text(content)
         with pytest.raises(UsageError, match="is not a plan"):
             Plan.read(path)
+    # No run of a plan leaves its folder.
+    plan = Study(name="s", strategies=("ddp",), gpus=(1,)).expand()
+    plan.save()
+    (run_id,) = plan.runs
+    content = plan.paths.plan.read_text()
+    for evil in ("../../x", "$(touch x)", "x;y", "<b>", "=1", "caf\\udce9", "x\\ny"):
+        plan.paths.plan.write_text(content.replace(f'"{run_id}"', f'"{evil}"'))
+        with pytest.raises(UsageError, match="run id"):
+            Plan.read(plan.paths.plan)
 
 
 # The words of --sweep.
