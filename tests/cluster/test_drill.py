@@ -1,6 +1,5 @@
 """Drills on a real Slurm: of a command without torch, and (long) of the training, all faults."""
 
-import csv
 import re
 import signal
 import subprocess
@@ -12,6 +11,7 @@ import pytest
 from jobkit.drill.faults import FAULTS
 from support.checkout import Checkout
 from support.place import until
+from support.records import rows_of
 from support.training_programs import UNTIL_HIT
 
 
@@ -22,8 +22,7 @@ def hit(kit: Checkout) -> list[str]:
 
 
 def drill_rows(path: Path) -> dict[str, dict[str, str]]:
-    with path.open() as file:
-        return {row["fault"]: row for row in csv.DictReader(file)}
+    return {row["fault"]: row for row in rows_of(path)}
 
 
 def test_a_command_under_faults_of_slurm(cluster, kit: Checkout, hit: list[str]) -> None:

@@ -4,7 +4,6 @@ Without torch: one with the meter, one that says nothing. Long: unchanged loops 
 torch, Lightning, transformers and Accelerate.
 """
 
-import csv
 import importlib.util
 import sys
 
@@ -14,6 +13,7 @@ from jobkit.analysis.collect.results import collect
 from jobkit.analysis.report.report import write_report
 from support import needs
 from support.checkout import Checkout
+from support.records import rows_of
 from support.training_programs import PROGRAMS
 
 UNCHANGED = ("plain", "lightning", "transformers", "accelerate")
@@ -49,9 +49,9 @@ def collected(cluster, kit: Checkout, name: str, jobs: list[str]) -> list[dict[s
         cluster.wait(job_id)
     folder = kit.folder / "logs" / name
     write_report(collect(str(folder)), [])
-    with (folder / "results.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    return sorted(rows, key=lambda row: (row["series"], int(row["world_size"])))
+    return sorted(
+        rows_of(folder / "results.csv"), key=lambda row: (row["series"], int(row["world_size"]))
+    )
 
 
 def test_a_meter_is_read_else_the_wall_time_counts_and_a_crash_is_told(cluster, kit) -> None:

@@ -102,8 +102,6 @@ def test_cancelled_told_and_only_the_rest_is_submitted_again(cluster, kit: Check
 REFUSED = [  # the last two as root, as the accounting knows no other user
     (["-p", "nix"], "known partitions: batch"),
     (["--gpus", "9x4"], "sbatch rejected the job"),
-    (["-C", "nosuch"], "Invalid feature"),
-    (["-w", "n99"], "Invalid node name"),
     (["--sbatch", "--nosuch=1"], "unrecognized option"),
     (["-A", "nix"], "known accounts: root"),
     (["-q", "nix"], "known QOS: normal"),

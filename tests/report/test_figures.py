@@ -30,7 +30,6 @@ from support.fake_study import (
     whole_run,
     whole_study,
 )
-from support.measured_study import results_of
 
 SIZES = (1, 2, 4)
 SAME = pytest.approx
@@ -170,9 +169,6 @@ def test_sizes_stand_at_their_real_places_and_kinds_of_scaling_apart(study) -> N
     kinds = ["strong scaling", "strong scaling", "weak scaling", "weak scaling"]
     assert [a.get_ylabel().rsplit(", ")[-1] for a in rows] == kinds
     assert [len(measured(a)) for a in rows] == [1] * 4
-    nodes = study(gpus=(1, 2, "2x1", 4, "2x2", "2x4"))
-    (axes,) = made(size_figure(nodes, "time_per_epoch")).axes  # a line goes by the fewest nodes
-    assert sizes_of(axes) == [[1, 2, 4, 8]]
 
 
 def test_runs_that_are_not_ok_are_marked_at_their_size() -> None:
@@ -190,10 +186,6 @@ def test_runs_that_are_not_ok_are_marked_at_their_size() -> None:
         assert list(cross.get_xdata()) == [8]
         assert [t.get_text() for t in axes.texts] == ["1 oom"]
         assert sizes_of(axes) == [[1], [1, 8]]
-        # No point of a line lies so low that a mark could hide it.
-        low = min(min(values(line)) for line in measured(axes))
-        to_axes = axes.transData + axes.transAxes.inverted()
-        assert to_axes.transform((8, low))[1] - cross.get_ydata()[0] > 0.05
     axes = made(learning_figure(results)).axes[0]
     assert [list(c.get_xdata()) for c in labelled(axes, FAILED)] == [[1]]
 
@@ -206,21 +198,12 @@ def test_learning_curves(study) -> None:
         middle = [epoch_fields(replace(spec, repeat=1), e)[name] for e in range(3)]
         assert values(lines[0]) == SAME(middle) and list(lines[0].get_xdata()) == [1, 2, 3]
         assert len({line.get_linestyle() for line in lines}) == len(lines) == 2  # one a size
-    many = study(strategies=("ddp", "fsdp"), gpus=(1, 2, 4, 8))
-    shown = [line.get_label() for line in measured(made(learning_figure(many)).axes[0])]
-    assert shown == ["ddp, 1 rank", "ddp, 8 ranks", "fsdp, 1 rank", "fsdp, 8 ranks"]
 
 
 def test_one_size_is_no_curve_and_one_series_no_comparison(study) -> None:
     results = study(gpus=(2,))
     assert [name for name in BY_SIZE if size_figure(results, name)] == []
     assert comparison_figure(results) is None and why_figure(results) is None
-
-
-def test_rates_that_no_machine_has_are_drawn_or_left_out() -> None:
-    for rates, count in (({1: [1e300], 2: [1e300]}, 0), ({1: [1e-9], 2: [1e20, 1e19]}, 4)):
-        results = results_of({"ddp": rates})
-        assert sum(made(f) is f for name in BY_SIZE if (f := size_figure(results, name))) == count
 
 
 def test_a_forecast_begins_where_the_measured_ends_and_widens(study) -> None:
@@ -261,18 +244,9 @@ def test_series_are_compared_at_the_largest_size_that_most_have(study) -> None:
     assert [bar.get_width() for bar in memory.patches] == [902, 452]
     assert [t.get_text() for t in efficiency.texts] == ["95%", "76%"]
     assert rates.get_ylim()[0] > rates.get_ylim()[1]  # the first series stands on top
-    serial = made(comparison_figure(study(strategies=("single", "ddp", "fsdp"), repeats=2)))
-    assert [t.get_text() for t in serial.axes[0].get_yticklabels()] == ["ddp", "fsdp"]
 
 
-def test_many_series_look_different_and_leave_room_for_the_axes(study) -> None:
+def test_many_series_look_different() -> None:
     found = list(looks(f"series {i}" for i in range(12)).values())
     for one, other in itertools.pairwise(found):
         assert all(one[name] != other[name] for name in ("color", "marker", "ls"))
-    sweep = {"lr": tuple(0.01 * i for i in (1, 2, 3, 4, 8)), "momentum": (0.8, 0.85, 0.9, 0.95)}
-    sweep["precision"] = ("fp32", "bf16")
-    figure = made(size_figure(study(gpus=(1, 2), sweep=sweep, settings={"epochs": 1}), "speed_up"))
-    (legend,) = figure.legends
-    (axes,) = figure.axes
-    box, below = axes.get_window_extent(), legend.get_window_extent()
-    assert box.y0 > below.y1 and box.height / figure.dpi > 2 and below.x1 < figure.bbox.x1

@@ -207,53 +207,17 @@ def test_nohup_keeps_a_run(run: Kit) -> None:
 # Prints what it gets; the other warning ends it. It sleeps for moments, as a signal that comes just
 # before Python's sleep begins is handled after it.
 COUNTS = """
-import os, signal, sys, time
+import os, signal, time
 for name in ("USR2", "TERM"):
     signal.signal(signal.Signals["SIG" + name], lambda n, _: os.write(1, b"%d\\n" % n))
 def end(*_):
     os.write(1, b"end\\n")
     os._exit(75)
 signal.signal(signal.SIGUSR1, end)
-os.write(1, b"ready %d %s\\n" % (os.getpid(), ascii(sys.argv[1]).encode()))
+os.write(1, b"ready %d\\n" % os.getpid())
 while True:
     time.sleep(0.05)
 """
-# What of torchrun counts here: each rank is in a session of its own, and it replaces words by its
-# own values.
-TORCHRUN = """
-import os, signal, string, subprocess, sys, time
-words = sys.argv[sys.argv.index("--no-python") + 1 :]
-words = [string.Template(word).safe_substitute(local_rank="0") for word in words]
-env = {**os.environ, "RANK": "0"}
-"""
-# TERM goes to all of the rank's session.
-HANDS_ON = """
-rank = subprocess.Popen(words, env=env, start_new_session=True)
-signal.signal(signal.SIGTERM, lambda *_: os.killpg(rank.pid, signal.SIGTERM))
-while rank.poll() is None:
-    time.sleep(0.05)
-sys.exit(rank.returncode)
-"""
-# Ends as torchrun does once it has handed TERM on: by an exception, which names the signal.
-ENDS = """
-class Ended(Exception):
-    sigval = signal.SIGTERM
-rank = subprocess.Popen(words, stdout=-1, env=env, start_new_session=True)
-rank.stdout.readline()
-os.killpg(rank.pid, signal.SIGTERM)
-rank.wait()
-raise Ended
-"""
-
-
-def with_torchrun(run: Kit, text: str) -> dict[str, str]:
-    """The variables of a job of one task whose Python has this module for torchrun."""
-    module = run.folder / "fake" / "torch" / "distributed" / "run.py"
-    module.parent.mkdir(parents=True)
-    module.write_text(TORCHRUN + text)
-    for package in module.parents[:2]:
-        (package / "__init__.py").touch()
-    return {**JOB, "SLURM_NTASKS": "1", "PYTHONPATH": str(run.folder / "fake")}
 
 
 def parent(pid: int) -> int:
@@ -262,35 +226,24 @@ def parent(pid: int) -> int:
 
 # Slurm with proctrack/cgroup signals the task alone, with proctrack/pgid its process group.
 @pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["cgroup", "pgid"])
-@pytest.mark.parametrize("launcher", ["srun", "torchrun", "once"])
+@pytest.mark.parametrize("launcher", ["srun", "once"])
 def test_a_signal_of_the_step_reaches_the_command_once(run, launcher, send) -> None:
-    one = with_torchrun(run, HANDS_ON)
+    one = {**JOB, "SLURM_NTASKS": "1"}
     run.tool("srun", SRUN.replace('"$@" &', 'setsid "$@" &'))
-    command = [sys.executable, "-c", COUNTS, "$$local_rank"]
+    command = [sys.executable, "-c", COUNTS]
     with run.start("--launcher", launcher, "--no-auto", "--", *command, **one) as process:
         assert process.stdout
         lines = (line for line in process.stdout if not line.startswith("[jobkit]"))
-        ready, pid, word = next(lines).split()
-        assert (ready, word) == ("ready", "'$$local_rank'")
-        task = shell = parent(parent(int(pid)))
-        if launcher == "torchrun":
-            task = parent(shell)
+        ready, pid = next(lines).split()
+        assert ready == "ready"
+        task = parent(parent(int(pid)))
         for signum in (signal.SIGUSR2, signal.SIGTERM):
             send(task, signum)
             assert next(lines) == f"{signum.value}\n"
         # After whatever the shell still had to hand on.
-        os.kill(shell, signal.SIGUSR1)
+        os.kill(task, signal.SIGUSR1)
         assert list(lines) == ["end\n"]
         assert process.wait(300) == 75
-    assert run.outcome()["status"] == "preempted"
-
-
-def test_ranks_that_save_at_term_under_torchrun_are_preempted(run: Kit) -> None:
-    one = with_torchrun(run, ENDS)
-    all_cores = "[[ $OMP_NUM_THREADS == $(env -u OMP_NUM_THREADS nproc) ]] || exit 3; "
-    text = all_cores + SAVES.format("TERM")
-    done = run("--launcher", "torchrun", "--no-auto", "--", "bash", "-c", text, **one)
-    assert done.returncode == 75 and "Traceback" not in done.stderr, done.stderr
     assert run.outcome()["status"] == "preempted"
 
 

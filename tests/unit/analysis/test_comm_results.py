@@ -11,8 +11,8 @@ from jobkit.errors import UsageError, read_bytes
 from jobkit.metric import comm
 from jobkit.metric.kinds import KINDS
 from jobkit.units import say_bytes, say_seconds
-from support.codes import code_of
 from support.place import ROOT
+from support.refusals import refusal
 from support.stub_srun import Fake
 
 SIZES = [2**k for k in range(10, 27, 2)]
@@ -50,13 +50,8 @@ def test_a_line_finds_latency_and_bandwidth() -> None:
 
 def test_nothing_that_is_fitted_is_below_zero() -> None:
     falling, steep = (
-        comm.fit_line(
-            [
-                comm.sample("broadcast", "all", 2, 1, size, [time], True)
-                for size, time in zip((1024, 4096), times, strict=True)
-            ]
-        )
-        for times in ((2.0, 1.0), (1.0, 10.0))
+        comm.fit_line([comm.sample("broadcast", "all", 2, 1, s, [t], True) for s, t in times])
+        for times in (((1024, 2.0), (4096, 1.0)), ((1024, 1.0), (4096, 10.0)))
     )
     assert falling.s_per_byte == 0 and 1.0 < falling.latency_s < 2.0
     assert falling.gb_per_s == float("inf")
@@ -108,9 +103,7 @@ def test_sizes_are_read_and_said() -> None:
     ],
 )
 def test_bad_options_are_one_line(words: list[str], text: str, capsys) -> None:
-    assert code_of(door.main, ["--check=2", *words]) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1 and text in said.err
+    assert text in refusal(door.main, ["--check=2", *words], capsys)
 
 
 def test_run_sh_starts_it_in_a_folder_of_its_own(tmp_path: Path) -> None:

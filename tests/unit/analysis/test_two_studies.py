@@ -10,9 +10,9 @@ from jobkit.analysis.compare import compare, main
 from jobkit.analysis.findings.verdict import verdict
 from jobkit.analysis.scaling.spread import CONFIDENCE, pool, quantile, tail
 from jobkit.paths import StudyPaths
-from support.codes import code_of
 from support.fake_study import whole_study
 from support.measured_study import results_of
+from support.refusals import refusal
 
 
 def runs(rates: dict[int, list[float]], **columns: str) -> pd.DataFrame:
@@ -106,9 +106,9 @@ def test_the_command_is_a_gate_also_by_a_kept_table(capsys) -> None:
     whole_study("single-runs", strategies=("ddp",), gpus=(1, 2))
     assert main(["old", "single-runs"]) == 0  # the other's repeats show the spread
     assert "2 of 2 sizes judged: 0 slower beyond chance" in capsys.readouterr().out
+    for words in (["old"], ["old", "nowhere.csv"]):
+        refusal(main, words, capsys)
     assert main(["single-runs", "single-runs"]) == 3
-    assert code_of(main, ["old"]) == 2
-    assert main(["old", "nowhere.csv"]) == 2
     path = StudyPaths(plan.paths.folder).results
     assert main(["old", str(path)]) == 0
     table = pd.read_csv(path)

@@ -11,6 +11,7 @@ from pathlib import Path
 from minicluster import cli, config, machine
 from minicluster.config import Cluster
 from support.place import ROOT
+from support.refusals import refusal
 
 GOLDEN = ROOT / "tests" / "golden" / "minicluster"
 MC = {"root": Path("/tmp/mc"), "base_port": 7000, "first_job": 70000}
@@ -72,26 +73,17 @@ FOLDERS = {"/tmp/my cluster": "choose a short path", "/tmp/" + "x" * 80: "choose
 FOLDERS |= {"/nowhere/at/all": "cannot be made there: No such file", "/etc/passwd": "not a folder"}
 
 
-def exit_code(*argv: str) -> int:
-    try:
-        return cli.main([*argv])
-    except SystemExit as end:  # of argparse
-        return int(end.code)
-
-
 def test_bad_input_is_one_line_and_exit_2(capsys, monkeypatch) -> None:
     monkeypatch.setattr(machine, "check", lambda: None)  # the packages may be absent
     monkeypatch.setattr(machine, "may_have_network", lambda cluster: False)
     bad = [(argv, says, "/tmp/mc") for argv, says in BAD]
     for argv, says, folder in [*bad, *((["up"], says, path) for path, says in FOLDERS.items())]:
         monkeypatch.setenv(machine.DIR_VARIABLE, folder)
-        assert exit_code(*argv) == 2, argv
-        shown = capsys.readouterr()
-        assert shown.out == "" and says in shown.err
-        assert shown.err.count("\n") == 1 and shown.err.startswith(("minicluster: ", "hpc/mini"))
+        said = refusal(cli.main, argv, capsys)
+        assert says in said and said.startswith(("minicluster: ", "hpc/mini"))
     # No cluster is one line as well, and nothing for eval.
     monkeypatch.setenv(machine.DIR_VARIABLE, f"/tmp/mc-none-{os.getpid()}")
-    assert exit_code("env") == 1
+    assert cli.main(["env"]) == 1
     shown = capsys.readouterr()
     assert shown.out == "" and shown.err.count("\n") == 1 and "hpc/minicluster up" in shown.err
 

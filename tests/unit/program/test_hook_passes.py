@@ -20,12 +20,3 @@ def test_a_batch_given_without_gradients_is_no_work_though_its_loader_goes_on(id
         own.step(now + 0.5)
     assert [call.args[0] for call in own.meter.step.call_args_list] == [8] * 10
     assert own.meter.exclude.call_count == 10
-
-
-def test_an_error_of_the_program_that_cannot_be_shown_does_not_end_it() -> None:
-    class Odd(Exception):
-        __str__ = None
-
-    own = Hook({})
-    own.gave(Mock(), Mock(shape=Mock(__len__=Mock(side_effect=Odd))))
-    assert not own.on

@@ -17,6 +17,7 @@ from jobkit.metric.kinds import KINDS
 from jobkit.program.lines import MAX_LINE_BYTES
 from jobkit.program.windows import spacing
 from support.place import ROOT
+from support.records import records_of
 
 PLACE = {"JOBKIT_WHY": "0", "JOBKIT_STUDY": "s", "JOBKIT_RUN_ID": "r", "JOBKIT_ATTEMPT": "0"}
 
@@ -39,10 +40,7 @@ class Folder:
 
     def records(self, kind: str = "", name: str = "0.jsonl") -> list[dict[str, Any]]:
         """The records of a metrics file, every line of it valid; all, or of a kind."""
-        with (self.root / "run" / "metrics" / name).open("rb") as file:
-            found = list(reader.read_file(file))
-        assert all(isinstance(record, dict) for record in found), found
-        return [r for r in found if isinstance(r, dict) and r["kind"].startswith(kind)]
+        return records_of(self.root / "run" / "metrics" / name, kind)
 
 
 @pytest.fixture

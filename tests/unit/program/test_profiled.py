@@ -1,7 +1,6 @@
 """When steps are profiled, and that an error in it ends no training."""
 
 import contextlib
-import json
 import random
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from jobkit.program import why, windows
+from support.records import records_of
 
 
 class Recorder:
@@ -86,9 +86,7 @@ def train(folder: Path, steps: int, **env: str) -> None:
 
 
 def written(folder: Path, name: str, kind: str) -> list[dict[str, Any]]:
-    path = folder / "metrics" / name
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [r for r in map(json.loads, lines) if r["kind"] == kind]
+    return records_of(folder / "metrics" / name, kind)
 
 
 @pytest.mark.parametrize(("share", "ends"), [(sys.maxsize, [12, 23, 41, 77, 149]), (0, [12])])

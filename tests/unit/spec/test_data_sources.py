@@ -2,19 +2,10 @@
 
 from pathlib import Path
 
-import pytest
-
-from jobkit.errors import UsageError
 from jobkit.spec.dataset import IDX_FILES, check_source, folder_path
 from jobkit.spec.runspec import RunSpec
 from support.idx_files import write_idx
-
-
-def refusal(source: str) -> str:
-    with pytest.raises(UsageError) as caught:
-        check_source(source)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+from support.refusals import error_of
 
 
 def test_good_sources_pass_and_others_are_named(tmp_path: Path) -> None:
@@ -25,7 +16,7 @@ def test_good_sources_pass_and_others_are_named(tmp_path: Path) -> None:
         ("test/c", "class folders differ: a only in train/, c only in test/"),
     ):
         (root / folder).mkdir(parents=True)
-        assert refusal(f"folder:{root}").startswith(f"{root}: {message}")
+        assert error_of(check_source, f"folder:{root}").startswith(f"{root}: {message}")
     for name in ("train/a", "train/b", "test/a", "test/b"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "train" / "README").touch()
@@ -45,4 +36,4 @@ def test_good_sources_pass_and_others_are_named(tmp_path: Path) -> None:
         ("idx:", "idx: needs a path"),
         (f"idx:{folder}", "has no t10k-labels-idx1-ubyte or "),
     ):
-        assert message in refusal(source)
+        assert message in error_of(check_source, source)

@@ -8,6 +8,7 @@ import pytest
 from jobkit.errors import UsageError
 from jobkit.spec.options import with_words
 from jobkit.spec.study import Plan, Study
+from support.refusals import error_of
 
 
 def load(folder: Path, text: str, **changes: Any) -> Study:
@@ -38,9 +39,7 @@ def test_a_study_that_cannot_be_used_says_why(tmp_path: Path) -> None:
         ("gpus = [6]\ngpus_per_node = 4", "gpus 6: does not fill nodes of 4"),
         ("strategies = ['single']\ngpus = [2]", "the study has no run"),
     ]:
-        with pytest.raises(UsageError) as caught:
-            load(tmp_path, text).expand()
-        assert message in str(caught.value)
+        assert message in error_of(lambda text=text: load(tmp_path, text).expand())
 
 
 def test_sizes_are_ranks_or_nodes_by_ranks() -> None:
@@ -172,6 +171,4 @@ def test_words_that_are_refused() -> None:
         (TRAINING, ["repeat=1,2"], "use strategies, gpus, repeats"),
         (COMMAND, ["bach=1"], "no {bach} in the command; did you mean 'batch'"),
     ]:
-        with pytest.raises(UsageError) as caught:
-            with_words(study, words).expand()
-        assert said in str(caught.value)
+        assert said in error_of(lambda s=study, w=words: with_words(s, w).expand())

@@ -18,6 +18,7 @@ from jobkit.spec import options
 from jobkit.spec.runspec import SETTINGS, TYPES, Every, RunSpec
 from jobkit.spec.strategies import FACTS
 from jobkit.spec.study import STUDIES, Study
+from support.refusals import error_of
 
 META = {f.name: f.metadata for f in fields(RunSpec)}
 
@@ -46,9 +47,7 @@ def test_what_cannot_be_used_says_why() -> None:
         ({"global_batch_size": 2, "accumulate": 3}, "--accumulate 3 is more than the samples"),
         ({"epoch": 3}, "unknown setting 'epoch'; did you mean 'epochs'"),
     ]:
-        with pytest.raises(UsageError) as caught:
-            RunSpec.from_dict(values)
-        assert text in str(caught.value) and "\n" not in str(caught.value)
+        assert text in error_of(RunSpec.from_dict, values)
 
 
 def test_words_are_values_and_a_flag_takes_none() -> None:
@@ -164,10 +163,8 @@ def test_a_file_by_hand_with_options_over_it_or_one_line(tmp_path: Path, monkeyp
         ("epochs: !!python/object/apply:os.system ['true']", "not valid YAML: "),
     ):
         path.write_text(text)
-        with pytest.raises(UsageError) as caught:
-            options.read_spec_file(path)
-        said = str(caught.value)
-        assert said.startswith(f"--spec {path}: ") and message in said and "\n" not in said
+        said = error_of(options.read_spec_file, path)
+        assert said.startswith(f"--spec {path}: ") and message in said
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(UsageError, match="pip install pyyaml"):
         options.read_spec_file(path)
