@@ -212,8 +212,8 @@ def short(forge: Start, own: Path) -> Result:
     return forge(2, *HOW, str(STEPS), cwd=own)
 
 
-def windows(result: Result, rank: int, attempt: int = 0) -> list[dict[str, Any]]:
-    name = f"{attempt}.jsonl" if rank == 0 else f"{attempt}.r{rank}.jsonl"
+def windows(result: Result, rank: int) -> list[dict[str, Any]]:
+    name = f"0.r{rank}.jsonl" if rank else "0.jsonl"
     return records_of(result.paths.metrics_folder / name, "window")
 
 

@@ -14,7 +14,7 @@ from support.rigs import NO_BREAKDOWN, Result
 # 90 samples in batches of 16: the last batch of each epoch has 10, which ranks share unevenly.
 SAMPLES, PER_EPOCH = 90, 6
 DATA = ("--dataset", "synthetic", "--train-samples", str(SAMPLES), "--test-samples", "30")
-# That measuring a breakdown leaves no trace is for test_breakdown.py.
+# That profiled steps leave no trace is for test_measure.py.
 RUN = (*DATA, "--epochs", "4", "--global-batch-size", "16", *NO_BREAKDOWN)
 ITERATIONS = 4 * PER_EPOCH
 MODELS = """

@@ -14,7 +14,7 @@ from support.place import ROOT
 from support.records import records_of
 
 RUN_SH = ("bash", str(ROOT / "run.sh"))
-# Without twins, which would be most of so short a run: test_breakdown.py has them.
+# Without profiled steps, which would be most of so short a run: test_measure.py has them.
 NO_BREAKDOWN = ("--why", "0")
 SMALL = ("--dataset", "synthetic", "--train-samples", "512", "--test-samples", "200", *NO_BREAKDOWN)
 
