@@ -3,7 +3,6 @@
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,8 @@ squeue) case "$*" in *%F*) echo "{shown}" ;; *) echo "17|RUNNING|0:10|n1|None" ;
 esac
 """
 
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
 
 @pytest.fixture
 def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
@@ -31,12 +32,15 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
     return make_plan("theirs", strategies=("ddp",), gpus=(1,))
 
 
-@pytest.mark.parametrize("whose", ["this", "another", "nobody knows"])
+@pytest.mark.parametrize(
+    "whose", ["this", "another", "nobody knows", pytest.param("a stranger's", marks=as_root)]
+)
 def test_a_launcher_is_ended_in_its_own_study_only(plan, whose, tmp_path, capsys) -> None:
-    """Another study's launcher is left alone, and one of which no start is known."""
+    """Another study's or user's launcher is left alone, and one of which no start is known."""
     folder = tmp_path / "other" if whose == "another" else plan.paths.folder
     words = ["-m", "jobkit.launch.local", str(folder)]
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", *words])
+    user = 65534 if whose == "a stranger's" else None
+    process = subprocess.Popen(["bash", "-c", "read", *words], stdin=subprocess.PIPE, user=user)
     until(lambda: b"launch.local" in Path(f"/proc/{process.pid}/cmdline").read_bytes())
     try:
         begun = None if whose == "nobody knows" else process_start(process.pid)
