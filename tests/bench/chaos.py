@@ -24,11 +24,12 @@ from pathlib import Path
 from bench import ROOT
 
 sys.path.insert(0, str(ROOT / "src"))
-sys.path.insert(0, str(ROOT / "tests"))
 
 from jobkit.processes import environments
 from minicluster import cluster as clusters
-from support import nodes
+from minicluster.config import Cluster
+from minicluster.daemons import Starter
+from minicluster.processes import end
 
 STUDY = ["--study", "demo", "--strategies", "ddp", "--gpus", "2x1", "--threads", "1"]
 STUDY += ["--train-samples", "2000", "--test-samples", "256", "--global-batch-size", "64"]
@@ -48,9 +49,10 @@ def python(*words: str) -> "subprocess.CompletedProcess[str]":
 class Monkey(threading.Thread):
     """Kills a rank or a node every few seconds, until its kills are used up or it is stopped."""
 
-    def __init__(self, root: Path, draw: random.Random, kills: int, every_s: float) -> None:
+    def __init__(self, cluster: Cluster, draw: random.Random, kills: int, every_s: float) -> None:
         super().__init__(daemon=True)
-        self.root, self.draw, self.left, self.every_s = root, draw, kills, every_s
+        self.cluster, self.root, self.draw = cluster, cluster.root, draw
+        self.left, self.every_s = kills, every_s
         self.ranks = self.nodes = 0
         self.stopped = threading.Event()
 
@@ -66,10 +68,10 @@ class Monkey(threading.Thread):
     def _node(self) -> None:
         """A node goes with all that runs on it, and is back a few seconds later."""
         node = f"n{self.draw.randint(1, 4)}"
-        nodes.kill(self.root, node, jobs=True)
+        end(self.root, 0.0, lambda member: member.node == node)
         self.nodes, self.left = self.nodes + 1, self.left - 1
         self.stopped.wait(self.draw.uniform(1, 30))
-        nodes.start(self.root, node)
+        Starter(self.cluster).start_slurmds([node])
 
 
 def ranks_of(root: Path) -> list[int]:
@@ -135,7 +137,7 @@ def main() -> int:
     args = parser.parse_args()
     with clusters.temporary("chaos") as cluster, tempfile.TemporaryDirectory() as logs:
         os.environ["JOBKIT_LOGS"] = logs
-        monkey = Monkey(cluster.root, random.Random(args.seed), args.kills, args.every)
+        monkey = Monkey(cluster, random.Random(args.seed), args.kills, args.every)
         found = chaos(monkey, args.runs)
     print(json.dumps(found, indent=1))
     good = found["rows_ok"] == found["rows"] == args.runs and found["same_losses"]
