@@ -27,7 +27,7 @@ gpus = [1, 2]
 pattern = "nanogpt"
 [parameters]
 note = "it's $HOME"
-batch = "{{total / ranks}}"
+batch = "{{24 / ranks}}"
 [sweep]
 total = [8, 12]
 [work]
@@ -67,8 +67,7 @@ def test_a_study_file_becomes_rows_that_are_ok(logs: Path, tmp_path: Path) -> No
     for run_id, spec in plan.runs.items():
         seen = sorted((plan.paths.run(run_id).folder).glob("rank-*"))
         assert len(seen) == spec.world_size
-        batch = spec.parameters["total"] // spec.world_size
-        words = [f"--batch={batch}", "--note=it's $HOME"]
+        words = [f"--batch={24 // spec.world_size}", "--note=it's $HOME"]
         assert all(json.loads(path.read_text()) == words for path in seen)
     assert "none to start" in bench("--site", "local", "--study", str(file))
     bench("mine", script="collect_results.py", cwd=tmp_path)  # from another folder
