@@ -19,7 +19,8 @@ from jobkit.metric.pattern import read_value
 from jobkit.program.lines import TAG
 
 _TAG = TAG.encode()
-_MAX_LINE = 1 << 20  # bytes of a line that are looked at together
+_MAX_LINE = 1 << 20  # bytes of a log's line that are looked at together
+_MAX_RECORD = 16 << 20  # bytes of a record in a file: a profile of many kernels has a few million
 _CRC = re.compile(rb',"crc":"([0-9a-f]{8})"\}')
 _COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 _PAIR = re.compile(r'(?<!\S)([A-Za-z_][A-Za-z0-9_.]*)=("[^"]*"|[^\s"\x00-\x1f\x7f]+)[,;]?')
@@ -45,7 +46,7 @@ def scan(
     and in its first group the number: another program's records get it.
     """
     attempt: int | None = None
-    while line := stream.readline(_MAX_LINE):
+    for line in _lines(stream):
         before, *parts = line.split(_TAG)
         if start and (mark := start.search(before)):
             attempt = int(mark[1])
@@ -61,9 +62,25 @@ def read_file(
     stream: BinaryIO, *, seen: set[bytes] | None = None, loads: Loads = json.loads
 ) -> Iterator[Record | str]:
     """Yield the records of a metrics file, or the reason why a line is none; as scan does."""
-    while line := stream.readline(_MAX_LINE):
+    while line := stream.readline(_MAX_RECORD):
         if line.strip() and (record := _read(line, seen, loads)) is not None:
             yield record
+
+
+def _lines(stream: BinaryIO) -> Iterator[bytes]:
+    """The lines of a log. Of a very long one the pieces, divided where no record is."""
+    rest = b""
+    while piece := stream.readline(_MAX_LINE):
+        line, rest = rest + piece, b""
+        if len(piece) == _MAX_LINE and not piece.endswith(b"\n"):
+            last = line.rfind(_TAG)
+            if last < 0:
+                last = len(line) - len(_TAG) + 1  # the tag itself may be divided
+            if len(line) - last < _MAX_LINE:
+                line, rest = line[:last], line[last:]
+        yield line
+    if rest:
+        yield rest
 
 
 def _read(part: bytes, seen: set[bytes] | None, loads: Loads) -> Record | str | None:
@@ -81,6 +98,8 @@ def _read(part: bytes, seen: set[bytes] | None, loads: Loads) -> Record | str | 
     if zlib.crc32(b"}", zlib.crc32(text[: crc.start()])) != int(crc[1], 16):
         return "bad checksum"
     try:
+        if b"\\ud" in text:  # it may be half a surrogate pair, which orjson refuses
+            loads = json.loads
         record = loads(text[: crc.end()])
     except (ValueError, RecursionError):
         return "not JSON"

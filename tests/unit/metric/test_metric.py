@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +32,8 @@ def line(seq: int, **fields: object) -> bytes:
 
 def read(data: bytes | str) -> tuple[list[dict[str, Any]], list[str]]:
     """The records of a log, and the reasons of what was rejected."""
-    found = list(scan(io.BytesIO(data if isinstance(data, bytes) else data.encode())))
+    stream = io.BytesIO(data if isinstance(data, bytes) else data.encode())
+    found = list(scan(stream, loads=orjson.loads))  # as collect does
     return [f for f in found if isinstance(f, dict)], [f for f in found if isinstance(f, str)]
 
 
@@ -190,12 +192,15 @@ def memory_of(read_all: Any) -> tuple[list[Any], int]:
     return found, peak
 
 
-def test_bars_on_one_line_and_bare_tags_cost_little_memory(tmp_path) -> None:
+def test_bars_on_one_line_and_bare_tags_cost_little_memory_and_hide_no_record(tmp_path) -> None:
+    """Pieces of such a line are read alone: a record stands around the end of each."""
     paths, bars = RunPaths(tmp_path), b"\r 10%|x=1 [METRIC" * (1 << 19)
-    paths.log.write_bytes(line(0)[:60] + bars + b"\n" + line(2))
-    with paths.log.open("rb") as stream:
-        (_, *found), peak = memory_of(lambda: scan(stream))
-    assert found == [record(2)] and peak < 8 << 20
+    for at in (-30, -5, 0, 20):
+        start = line(0)[:60] + bars
+        paths.log.write_bytes(start[: (2 << 20) + at] + line(1)[:-1] + bars + b"\n" + line(2))
+        with paths.log.open("rb") as stream:
+            (_, *found), peak = memory_of(lambda s=stream: scan(s))
+        assert found == [record(1), record(2)] and peak < 8 << 20
     paths.log.write_bytes(b"[METRIC]\n" * 10_000 + b"[METRIC]" * 10_000)
     ((problem,), peak) = memory_of(lambda: read_run(paths, None).problems)
     assert "20000 [METRIC] lines rejected, the first: nothing behind the tag" in problem
