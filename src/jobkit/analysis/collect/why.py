@@ -155,12 +155,10 @@ def _by_order(record: Record) -> dict[int, dict[tuple[str, int], tuple[int, int]
     return keyed
 
 
-def _exposed(exposed: Iterable[Sequence[int]], spans: Sequence[tuple[int, int]]) -> float:
-    """Seconds of exposed communication within spans; all in microseconds."""
-    total = 0
-    for begin, end in exposed:
-        total += sum(min(end, b) - max(begin, a) for a, b in spans if b > begin and a < end)
-    return total / 1e6
+def _exposed(exposed: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> float:
+    """Seconds of exposed communication within spans; all in microseconds, and in order."""
+    inside, outside = ((b - a for a, b in some) for some in (exposed, minus(exposed, spans)))
+    return (sum(inside) - sum(outside)) / 1e6
 
 
 def _over_the_run(windows: Iterable[Record], data: float) -> tuple[float, float]:
