@@ -296,31 +296,26 @@ def text(name: str = "s", width: int = 160) -> str:
     return page.getvalue()
 
 
-def test_the_base_is_the_smallest_size_that_was_measured_and_is_told() -> None:
+def test_the_base_is_the_smallest_size_that_was_measured_and_what_failed_is_told() -> None:
     plan = make_plan(strategies=("ddp",), gpus=(1, 2, 4))
     for run_id, spec in plan.runs.items():
         if spec.world_size > 1:
             whole_run(plan, run_id)
+        else:
+            run = FakeRun(plan.paths.folder, run_id, spec).begin()
+            run.end("failed", "rank 0: ValueError: [red]boom[/red]", 1)
     one, two, four = collect("s").sizes
     assert (one.speed_up, two.speed_up, two.efficiency) == (None, 1.0, 1.0)
     assert four.base_world_size == 2 and four.efficiency == pytest.approx((four.speed_up or 0) / 2)
-    assert "relative to the same strategy and settings at the smallest measured size." in text()
+    page = text()
+    assert "relative to the same strategy and settings at the smallest measured size." in page
+    assert "s: 2 of 3 runs ok" in page and "Strong scaling" in page
+    assert re.search(r"failed    \S+-g1-\S+: rank 0: ValueError: \[red\]boom\[/red\]", page)
     content = json.loads(as_json(collect("s")), parse_constant=pytest.fail)
     assert (content["runs"], content["runs_ok"], content["ok"]) == (3, 2, False)
     assert [s["speed_up"] for s in content["sizes"][:2]] == [None, 1.0]
     (bad,) = content["not_ok"]
-    assert (bad["status"], bad["evidence"]) == ("missing", None)
-
-
-def test_the_page_says_what_failed() -> None:
-    plan = make_plan(strategies=("ddp",), gpus=(1, 2))
-    good, bad = plan.runs
-    whole_run(plan, good)
-    run = FakeRun(plan.paths.folder, bad, plan.runs[bad]).begin()
-    run.end("failed", "rank 1: ValueError: [red]boom[/red]", 1)
-    page = text()
-    assert "s: 1 of 2 runs ok" in page and "Strong scaling" in page
-    assert f"failed    {bad}: rank 1: ValueError: [red]boom[/red]" in page
+    assert (bad["status"], bad["reason"]) == ("failed", "rank 0: ValueError: [red]boom[/red]")
 
 
 def test_the_page_tells_strong_scaling_from_weak_and_cuts_nothing() -> None:

@@ -102,11 +102,6 @@ def test_windows_of_all_attempts_count_and_those_of_another_run_do_not(tmp_path:
     assert [p.split("first: ")[1] for p in records.problems] == ["of another run: other"] * 2
 
 
-@pytest.mark.parametrize("bad", [{"step": "10"}, {"wall_s": -1.0}, {"wall_s": "fast"}])
-def test_a_window_without_its_time_is_no_observation(tmp_path: Path, bad: dict[str, Any]) -> None:
-    assert observed(tmp_path, ([window(10, 1.0) | bad], []))[0] is None
-
-
 @pytest.mark.parametrize(
     ("start", "planned", "ranks", "rate"),
     [
