@@ -17,6 +17,7 @@ from jobkit.drill.places import LocalPlace, Place, SlurmPlace
 from jobkit.drill.programs import Program
 from jobkit.drill.run import PATIENCE_S, Drill
 from jobkit.errors import Exit, Parser, UsageError, command, one_of, positive
+from jobkit.files import file_names
 from jobkit.launch.slurm_cluster import find_site
 from jobkit.paths import StudyPaths
 from minicluster.cluster import on_signals, temporary
@@ -99,8 +100,9 @@ def run(args: argparse.Namespace, program: Program, faults: Sequence[FaultCase])
     width = None if sys.stdout.isatty() else 100
     study, console = StudyPaths.named("drill"), Console(highlight=False, markup=False, width=width)
     say = functools.partial(console.print, soft_wrap=True)
-    if study.folder.exists() and not study.run(REFERENCE.name).folder.exists():
-        raise UsageError(f"{study.folder} is not of a drill, which would clear it: move it away")
+    if strange := {*file_names(study.folder)} - {*FAULTS, REFERENCE.name, study.drill.name}:
+        what = "is not of a drill, which would clear the folder: move it away"
+        raise UsageError(f"{study.folder / min(strange)} {what}")
     halted = threading.Event()  # on which the drill ends its runs
     with on_signals(lambda *_: halted.set()), contextlib.ExitStack() as stack:
         if args.minicluster:

@@ -277,8 +277,8 @@ def test_bad_words_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         ("--faults scancel time-limit", "no fault can be injected here: scancel: it needs"),
     ):
         assert said in refusal(cli.main, ["--local", *words.split()], capsys)
-    (tmp_path / "drill").mkdir()
+    (tmp_path / "drill" / "reference").mkdir(parents=True)
     (tmp_path / "drill" / "notes").touch()
     said = refusal(cli.main, ["--local"], capsys)
-    assert "drill is not of a drill, which would clear it" in said
+    assert "drill/notes is not of a drill, which would clear" in said
     assert (tmp_path / "drill" / "notes").exists()
