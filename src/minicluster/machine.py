@@ -131,7 +131,7 @@ def free_ports(cluster: Cluster) -> socket.socket:
 
 
 def choose_subnet(root: Path) -> str:
-    """The first three numbers of a /24 that no interface of this machine has."""
+    """The first three numbers of a /24 that no interface of this machine has; or empty."""
     taken = [
         ipaddress.ip_network(f"{address['local']}/{address['prefixlen']}", strict=False)
         for interface in json.loads(ip("-json", "-4", "addr", "show") or "[]")
@@ -142,7 +142,7 @@ def choose_subnet(root: Path) -> str:
         subnet = f"10.{second}.{int(tag(root), 16) % 256}"
         if not any(ipaddress.ip_network(f"{subnet}.0/24").overlaps(other) for other in taken):
             return subnet
-    raise NotStarted("no free network 10.77.x to 10.127.x; is one of them in use?")
+    return ""
 
 
 def link_of(root: Path, node: str) -> str:
