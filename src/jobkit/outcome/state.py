@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jobkit.errors import Exit
-from jobkit.files import file_names, is_regular
+from jobkit.files import closed, file_names, is_regular
 from jobkit.outcome import evidence
 from jobkit.outcome.evidence import Sign, clean, find_sign, of_newest, with_hint
 from jobkit.outcome.logs import Tail, read_tail
@@ -47,6 +47,7 @@ class Facts:
     attempt: int | None = None  # the newest; None: none is known
     ending: Mapping[str, Any] | None = None  # of that attempt, see _ending
     logged: bool = False  # there is a log
+    closed: str = ""  # why its folder cannot be read, where nothing of it is seen
     age_s: float | None = None  # since its files were last written, where nobody tells of its end
     tails: tuple[Tail, ...] = ()  # of its log and of Slurm's; left out where they decide nothing
 
@@ -122,6 +123,7 @@ def _read_once(
         tails = (log, of_newest(read_tail(paths.scheduler_log), newest))
     return Facts(
         run_id=paths.folder.name,
+        closed="" if job or numbers or logged else closed(paths.folder),
         job=job,
         alive=alive,
         attempt=newest,
@@ -205,7 +207,8 @@ def _verdict(facts: Facts, code: int | None) -> tuple[str, ...]:
     if end and end["status"] == "ok":
         return "ok", f"its job then ended with exit code {code}" if code else ""
     if not (job or end or facts.attempt is not None or facts.logged):
-        return "missing", "planned, never started"
+        why = f"its folder cannot be read: {facts.closed}" if facts.closed else ""
+        return "missing", why or "planned, never started"
     if job and facts.alive:  # also after a failed attempt: it may start the next one
         return "running", f"process {job['pid']}"
     signs = ((tail, sign) for tail in facts.tails if (sign := find_sign(tail)))

@@ -194,6 +194,8 @@ def test_the_verdict_follows_from_the_facts_alone() -> None:
 def test_what_no_attempt_wrote_to(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "s" / "r")
     assert run_state(paths).status == "missing"
+    unseen = judge(Facts(run_id="r", closed="Permission denied"))
+    assert unseen.reason == "its folder cannot be read: Permission denied"
     assert judge(Facts(run_id="r"), ordered=True).status == "pending"
     (paths.attempts / "0").mkdir(parents=True)  # the attempt is only claimed
     assert run_state(paths).status == "running"
