@@ -75,7 +75,6 @@ class Sign:
     status: str
     reason: str
     text: str
-    line: int  # of the tail; 0: of no log
     of_scheduler: bool = False  # Slurm said it
 
 
@@ -97,7 +96,7 @@ def of_newest(tail: Tail, attempt: int | None) -> Tail:
     It begins at the last line with START_MARK, or after the last record of an earlier attempt.
     """
     begin = 0
-    for index, (_, text) in enumerate(tail.lines):
+    for index, text in enumerate(tail.lines):
         match = _ATTEMPT.search(text)
         if match and attempt is not None and int(match[1]) < attempt:
             begin = index + 1
@@ -114,14 +113,14 @@ def find_sign(tail: Tail) -> Sign | None:
     return max(_signs(tail.lines), key=lambda sign: sign.strength, default=None)
 
 
-def _signs(lines: list[tuple[int, str]]) -> Iterator[Sign]:
-    texts = [ANSI.sub("", text).rstrip("\r") for _, text in lines]
-    epochs = [index for index, (_, text) in enumerate(lines) if _EPOCH.search(text)]
+def _signs(lines: list[str]) -> Iterator[Sign]:
+    texts = [ANSI.sub("", text).rstrip("\r") for text in lines]
+    epochs = [index for index, text in enumerate(lines) if _EPOCH.search(text)]
     # The last one may have been under way on rank 0 as another rank fell.
     went_on_to = epochs[-2] if len(epochs) > 1 else 0
     skip: set[int] = set()
     timed_out = False  # then srun kills those for which the others have waited
-    for index, (number, text) in enumerate(lines):
+    for index, text in enumerate(lines):
         if index in skip or "[METRIC]" in text:
             continue
         if _TRACEBACK in text:
@@ -129,7 +128,7 @@ def _signs(lines: list[tuple[int, str]]) -> Iterator[Sign]:
             if end < went_on_to:
                 continue
             timed_out = timed_out or "imed out" in body or "timeout" in body
-            yield _judge(prefix, body, clean(texts[end]), lines[end][0])
+            yield _judge(prefix, body, clean(texts[end]))
         elif row := next((row for row in _LINES if row[3].search(text)), None):
             strength, status, reason, _ = row
             if index < went_on_to and strength != _CAUSE:
@@ -137,7 +136,7 @@ def _signs(lines: list[tuple[int, str]]) -> Iterator[Sign]:
             if reason == "killed" and timed_out:
                 strength = _ECHO
             shown = clean(text)
-            yield Sign(strength, status, f"{reason}: {shown}", shown, number, strength == _CAUSE)
+            yield Sign(strength, status, f"{reason}: {shown}", shown, strength == _CAUSE)
 
 
 def _exception(texts: list[str], begin: int, skip: set[int]) -> tuple[str, str, int]:
@@ -175,10 +174,10 @@ def judge(reason: str) -> Sign:
     """What a payload's own reason, "rank 1: ValueError: ..." for one, says of the cause."""
     rank = re.match(r"rank [0-9]{1,7}: ", reason)
     prefix = rank[0] if rank else ""
-    return _judge(prefix, reason[len(prefix) :], clean(reason), 0)
+    return _judge(prefix, reason[len(prefix) :], clean(reason))
 
 
-def _judge(prefix: str, body: str, shown: str, number: int) -> Sign:
+def _judge(prefix: str, body: str, shown: str) -> Sign:
     """What an exception's line says of the cause."""
     rank = _RANK.search(prefix)
     whose = f"rank {rank[1] or rank[2]}: " if rank else ""
@@ -193,4 +192,4 @@ def _judge(prefix: str, body: str, shown: str, number: int) -> Sign:
         strength = _LAST_RESORT
     elif _ECHOES.search(body):
         strength = _ECHO
-    return Sign(strength, status, whose + clean(body), shown, number)
+    return Sign(strength, status, whose + clean(body), shown)

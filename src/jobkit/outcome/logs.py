@@ -19,14 +19,10 @@ _MAX_LINE = 4096  # bytes of a line that are looked at
 
 @dataclass(frozen=True)
 class Tail:
-    """The last lines of a log, each with its number from 1, and the log's name.
-
-    Where a long log is cut, its numbers are those in the tail: whole is False.
-    """
+    """The last lines of a log, and the log's name."""
 
     name: str
-    lines: list[tuple[int, str]]
-    whole: bool = True
+    lines: list[str]
 
 
 def read_tail(log: Path, size: int = TAIL_BYTES, within: Path | None = None) -> Tail:
@@ -40,11 +36,10 @@ def read_tail(log: Path, size: int = TAIL_BYTES, within: Path | None = None) -> 
             with open_log(log, within or log.parent.parent, None) as stream:
                 begin = stream.seek(max(0, os.fstat(stream.fileno()).st_size - size))
                 content = stream.read(size)
-    parts, first = content.rsplit(b"\n", _MAX_LINES) if content else [], 0
-    if parts and (begin or len(parts) > _MAX_LINES):  # the first is what is left, or may be half
-        first = parts.pop(0).count(b"\n") + (not begin)
-    texts = (part[-_MAX_LINE:].decode("utf-8", "replace") for part in parts)
-    return Tail(log.name, list(enumerate(texts, first + 1)), whole=not begin)
+    parts = content.rsplit(b"\n", _MAX_LINES) if content else []
+    if begin or len(parts) > _MAX_LINES:  # the first is what is left, or may be half
+        del parts[:1]
+    return Tail(log.name, [part[-_MAX_LINE:].decode("utf-8", "replace") for part in parts])
 
 
 def open_log(path: Path, study: Path, most: int | None = MOST_READ) -> io.BufferedReader:

@@ -20,7 +20,7 @@ from typing import Any
 from jobkit.errors import Exit
 from jobkit.files import closed, file_names, is_regular
 from jobkit.outcome import evidence
-from jobkit.outcome.evidence import Sign, clean, find_sign, of_newest, with_hint
+from jobkit.outcome.evidence import clean, find_sign, of_newest, with_hint
 from jobkit.outcome.logs import Tail, read_tail
 from jobkit.outcome.slurm_jobs import GONE, Job, cluster
 from jobkit.paths import RunPaths, StudyPaths, read_json
@@ -59,7 +59,7 @@ class RunState:
     status: str  # one of STATUSES
     reason: str = ""  # why, when not ok, in one line, with a hint where one is known
     evidence: str = ""  # the line that proves it, verbatim from evidence_file
-    evidence_file: str = ""  # RUN_ID/FILE or RUN_ID/FILE:LINE
+    evidence_file: str = ""  # RUN_ID/FILE
     attempt: int | None = None  # the newest; None where none is known
     attempts: int = 0  # how many were started
     exit_code: int | None = None  # the job's where the launcher saw it, else the payload's
@@ -211,23 +211,24 @@ def _verdict(facts: Facts, code: int | None) -> tuple[str, ...]:
         return "missing", why or "planned, never started"
     if job and facts.alive:  # also after a failed attempt: it may start the next one
         return "running", f"process {job['pid']}"
-    signs = ((tail, sign) for tail in facts.tails if (sign := find_sign(tail)))
-    strongest = max(signs, key=lambda pair: pair[1].strength, default=None)
+    signs = ((s, f"{facts.run_id}/{tail.name}") for tail in facts.tails if (s := find_sign(tail)))
+    sign, file = max(signs, key=lambda pair: pair[0].strength, default=(None, ""))
+    by_sign = (sign.status, sign.reason, sign.text, file) if sign else ()
     if end and end["status"] == "preempted":
-        if strongest and strongest[1].of_scheduler and strongest[1].status != "preempted":
-            return _by_sign(facts, *strongest)  # it says who requested the end, and why
+        if sign and sign.of_scheduler and sign.status != "preempted":
+            return by_sign  # it says who requested the end, and why
         reason = clean(end["reason"]) or "preempted"
         # INT or TERM to run.sh itself is for the run, not only for its ranks.
         return "cancelled" if code in requested else "preempted", reason, reason, end["file"]
     if end:
         recorded = evidence.judge(end["reason"])
-        if strongest and (strongest[1].strength >= recorded.strength or not end["reason"]):
-            return _by_sign(facts, *strongest)
+        if sign and (sign.strength >= recorded.strength or not end["reason"]):
+            return by_sign
         status = "cancelled" if end["exit_code"] in requested else recorded.status
         reason = recorded.reason or "the run recorded status failed"
         return status, reason, recorded.text, end["file"]
-    if strongest:
-        return _by_sign(facts, *strongest)
+    if sign:
+        return by_sign
     if job and code is not None:
         return *_by_exit_code(code), *_last_line(facts)
     if job and facts.alive is None and age is None:  # not to be queried from here
@@ -246,20 +247,13 @@ def _verdict(facts: Facts, code: int | None) -> tuple[str, ...]:
     return "failed", reason, *_last_line(facts)
 
 
-def _by_sign(facts: Facts, tail: Tail, sign: Sign) -> tuple[str, ...]:
-    return sign.status, sign.reason, sign.text, _place(facts, tail, sign.line)
-
-
 def _last_line(facts: Facts) -> tuple[str, str]:
     """Without a better line, the last line of the log is the evidence."""
-    tail = facts.tails[0] if facts.tails else Tail("", [])
-    lines = ((n, clean(text)) for n, text in reversed(tail.lines) if "[METRIC]" not in text)
-    return next(((text, _place(facts, tail, n)) for n, text in lines if text), ("", ""))
-
-
-def _place(facts: Facts, tail: Tail, line: int) -> str:
-    """RUN_ID/FILE:LINE, without the line where its number is not known."""
-    return f"{facts.run_id}/{tail.name}" + (f":{line}" if tail.whole else "")
+    for tail in facts.tails[:1]:
+        for text in reversed(tail.lines):
+            if "[METRIC]" not in text and (shown := clean(text)):
+                return shown, f"{facts.run_id}/{tail.name}"
+    return "", ""
 
 
 def _by_exit_code(code: int) -> tuple[str, str]:

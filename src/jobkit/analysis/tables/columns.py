@@ -63,7 +63,7 @@ series TEXT strategy and every setting that varies in the study: runs of one ser
 status TEXT {", ".join(STATUSES[:-1])} or {STATUSES[-1]}
 reason TEXT cause, if not ok
 evidence TEXT the line of a log or file that shows it
-evidence_file TEXT location of that line: RUN_ID/FILE:LINE
+evidence_file TEXT file of that line: RUN_ID/FILE
 exit_code COUNT exit code of the job, if known
 attempts COUNT starts of the run; each requeue adds one
 strategy TEXT parallel strategy
