@@ -10,7 +10,6 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import imread
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
 from jobkit.analysis.collect.results import Results, collect
@@ -61,7 +60,6 @@ def strong(study: Callable[..., Results]) -> Results:
 
 def made(figure: Figure | None) -> Figure:
     assert figure is not None
-    ConstrainedLayoutEngine().execute(figure)  # as before its files are written
     figure.canvas.draw()
     return figure
 

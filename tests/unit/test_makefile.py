@@ -36,7 +36,6 @@ SHIM = "#!/bin/sh\necho 'pyenv: python: command not found' >&2\nexit 127\n"
         ({"python3": 12, "mine": 11}, ["PYTHON=mine"], "mine"),
         ({"python3": 12}, ["LOCK="], "python3"),
         ({"python3": 12, "old": 9}, ["PYTHON=old"], ""),
-        ({"python3": 10, "python3.13": SHIM}, [], ""),
     ],
 )
 def test_the_python_that_is_chosen_and_what_it_installs(tmp_path: Path, pythons, words, chosen):

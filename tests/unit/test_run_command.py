@@ -159,11 +159,9 @@ def test_a_command_that_a_node_does_not_have(run: Kit) -> None:
     outcome = run.outcome()
     assert outcome["status"] == "failed" and "no command" in outcome["reason"]
     assert len(list((run.run_dir / "attempts").glob("[0-9]*"))) == 1
-
-
-def test_an_unknown_command_leaves_nothing_where_no_folder_was_asked_for(run: Kit) -> None:
-    words = ["bash", str(RUN), "--", "no-such-command"]
+    # Where no folder was asked for, none is made.
     own = run.environ(JOBKIT_LOGS=str(run.folder / "logs"))
+    words = ["bash", str(RUN), "--", "no-such-command"]
     done = subprocess.run(words, env=own, capture_output=True, text=True, cwd=run.folder)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("jobkit: error: no command 'no-such-command' on ")

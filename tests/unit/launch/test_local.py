@@ -57,8 +57,6 @@ def runs() -> list[RunPaths]:
 @pytest.mark.parametrize(
     ("text", "status", "code"),
     [
-        ("exit 0", "ok", 0),
-        ("exit 1", "failed", 1),
         ("kill -9 $(grep -Po '^ .pid.: \\K[0-9]+' $JOBKIT_RUN_DIR/job.json)", "failed", 137),
         ("exec sleep 100", "cancelled", 143),
     ],
