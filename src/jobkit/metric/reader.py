@@ -35,13 +35,11 @@ Loads = Callable[[bytes], Any]
 def scan(
     stream: BinaryIO,
     *,
-    seen: set[bytes] | None = None,
     loads: Loads = json.loads,
     start: re.Pattern[bytes] | None = None,
 ) -> Iterator[Record | str]:
     """Yield every record in a log, and for every tagged place without one the reason, in order.
 
-    seen: the writer's lines that were read before; they are skipped, and those read here are added.
     loads: decodes one JSON object of our writer. start: finds the line at the start of an attempt,
     and in its first group the number: another program's records get it.
     """
@@ -51,20 +49,17 @@ def scan(
         if start and (mark := start.search(before)):
             attempt = int(mark[1])
         for part in parts:
-            record = _read(part, seen, loads) if part.strip() else "nothing behind the tag"
+            record = _read(part, loads) if part.strip() else "nothing behind the tag"
             if isinstance(record, dict) and "v" not in record and attempt is not None:
                 record = {**record, "attempt": attempt}
-            if record is not None:
-                yield record
+            yield record
 
 
-def read_file(
-    stream: BinaryIO, *, seen: set[bytes] | None = None, loads: Loads = json.loads
-) -> Iterator[Record | str]:
+def read_file(stream: BinaryIO, *, loads: Loads = json.loads) -> Iterator[Record | str]:
     """Yield the records of a metrics file, or the reason why a line is none; as scan does."""
     while line := stream.readline(_MAX_RECORD):
-        if line.strip() and (record := _read(line, seen, loads)) is not None:
-            yield record
+        if line.strip():
+            yield _read(line, loads)
 
 
 def _lines(stream: BinaryIO) -> Iterator[bytes]:
@@ -83,11 +78,9 @@ def _lines(stream: BinaryIO) -> Iterator[bytes]:
         yield rest
 
 
-def _read(part: bytes, seen: set[bytes] | None, loads: Loads) -> Record | str | None:
-    """What follows a tag: the record, the reason why it is none, or None where it is in seen."""
+def _read(part: bytes, loads: Loads) -> Record | str:
+    """What follows a tag: the record, or the reason why it is none."""
     text = part.strip()
-    if seen is not None and text in seen:
-        return None
     if b"\x1b" in text:
         text = _COLOUR.sub(b"", text).strip()
     crc = _CRC.search(text)
@@ -106,8 +99,6 @@ def _read(part: bytes, seen: set[bytes] | None, loads: Loads) -> Record | str | 
     del record["crc"]
     if "v" not in record or any(type(record.get(k)) is not t for k, t in _IDENTITY.items()):
         return "a common field is missing"
-    if seen is not None:
-        seen.add(text)
     return record
 
 

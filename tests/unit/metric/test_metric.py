@@ -165,12 +165,6 @@ def test_the_reason_of_what_is_rejected_is_told() -> None:
     ]
 
 
-def test_a_record_that_was_seen_is_not_read_again() -> None:
-    seen: set[bytes] = set()
-    assert list(read_file(io.BytesIO(line(0)[len(TAG) + 1 :]), seen=seen)) == [record(0)]
-    assert list(scan(io.BytesIO(line(0) + line(1)), seen=seen)) == [record(1)] and len(seen) == 2
-
-
 def test_of_a_repeated_record_the_first_one_counts(tmp_path: Path) -> None:
     one, two = record(0, val_loss=1.0), record(0, val_loss=2.0)
     late = record(1, attempt=1)

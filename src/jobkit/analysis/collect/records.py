@@ -90,7 +90,6 @@ def read_run(paths: RunPaths, run_id: str | None) -> RunRecords:
     """
     study, found = paths.folder.parent, RunRecords()
     records: list[Record] = []
-    seen: set[bytes] = set()  # the log has copies of these: nothing is decoded twice
     named = [match for name in file_names(paths.metrics_folder) if (match := _NAME.fullmatch(name))]
     named.sort(key=lambda match: (int(match[1]), int(match[2] or 0)))
     files = [(paths.metrics_folder / match[0], match[2]) for match in named]
@@ -99,7 +98,7 @@ def read_run(paths: RunPaths, run_id: str | None) -> RunRecords:
         _cannot_read(found, str(paths.metrics_folder.relative_to(study)), why)
     for path, rank in files:
         name = str(path.relative_to(study))
-        of_file = _read(found, path, name, run_id, study, seen if rank is None else None)
+        of_file = _read(found, path, name, run_id, study)
         if rank is None:
             records += of_file
         else:
@@ -110,7 +109,7 @@ def read_run(paths: RunPaths, run_id: str | None) -> RunRecords:
 def read_log(path: Path) -> RunRecords:
     """Read all records of a log that lies anywhere; of several runs those of the first."""
     found = RunRecords()
-    records = _read(found, path, path.name, None, Path("/"), None)  # the user named it
+    records = _read(found, path, path.name, None, Path("/"))  # the user named it
     end = _end_of_first(records)
     if later := len(records) - end:
         _reject(found, path.name, later, ": of a second run in this log: the first one is read")
@@ -144,12 +143,7 @@ def _end_of_first(records: list[Record]) -> int:
 
 
 def _read(
-    found: RunRecords,
-    path: Path,
-    name: str,
-    run_id: str | None,
-    within: Path,
-    seen: set[bytes] | None,
+    found: RunRecords, path: Path, name: str, run_id: str | None, within: Path
 ) -> list[Record]:
     """The records of one file. Its rejected lines are counted in found: the first alone is told."""
     scan = partial(reader.scan, start=_START)
@@ -158,7 +152,7 @@ def _read(
     try:
         with open_log(path, within) as stream:
             read = reader.read_file if path.suffix == ".jsonl" else scan
-            for item in read(stream, seen=seen, loads=orjson.loads):
+            for item in read(stream, loads=orjson.loads):
                 if isinstance(item, str):
                     why = f": {item}"
                 elif "v" in item and run_id not in (None, item["run_id"]):
