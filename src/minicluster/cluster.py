@@ -15,9 +15,9 @@ from typing import Any
 
 from jobkit import files
 from jobkit.errors import NotStarted, UsageError
-from jobkit.permissions import check_study, private_folder
+from jobkit.permissions import check_study
 from minicluster import config, machine
-from minicluster.config import STATE_FILE, Cluster, tag
+from minicluster.config import STATE_FILE, Cluster
 from minicluster.daemons import Starter, daemon_names
 from minicluster.processes import dead, end, members
 
@@ -56,19 +56,6 @@ def check_folder(root: Path, reading: bool = False) -> None:
         raise UsageError(f"{root}: holds other files, and `down` deletes it; choose a new one")
 
 
-@contextmanager
-def locked(root: Path) -> Iterator[None]:
-    """Hold the lock of a cluster's folder; NotStarted at once where another command has it."""
-    folder = private_folder(Path(f"/tmp/jobkit-{os.geteuid()}"))  # whatever TMPDIR says
-    try:
-        with files.locked(folder / f"minicluster-{tag(root)}.lock", wait=False):
-            yield
-    except BlockingIOError:
-        raise NotStarted(
-            f"{root}: another minicluster command is using this folder; wait for it, then try again"
-        ) from None
-
-
 def running(root: Path) -> Cluster:
     """The cluster that is up in a folder, of root or of this user. Raises UsageError."""
     check_folder(root, reading=True)
@@ -80,31 +67,30 @@ def running(root: Path) -> Cluster:
 def up(cluster: Cluster, say: Callable[[str], None]) -> Cluster:
     """Bring a cluster up, where it is not; return it. Raises UsageError."""
     root = cluster.root
-    with locked(root):
-        machine.check()
-        check_folder(root)
-        current = Cluster.load(root)
-        if current:
-            if not dead(root, daemon_names(current)):
-                raise NotStarted(f"a cluster is up in {root}; end it first: hpc/minicluster down")
-            say("the previous cluster has crashed; removing its remains")
-        with on_signals(_interrupt):
-            take_down(root)
-            try:
-                with machine.free_ports(cluster):
-                    if machine.may_have_network(cluster):
-                        cluster.subnet = machine.choose_subnet(root)
-                    # Ten ids a second: none is one of an earlier cluster, in 69 days.
-                    cluster.first_job = int(time.time()) * 10 % 60_000_000 + 1
-                    write_files(cluster)
-                    say(f"folder: {root}")
-                    Starter(cluster).start_all(say)
-                (root / "db-init.sql").unlink()
-            except BaseException:
-                with on_signals(signal.SIG_IGN):  # a second Ctrl-C must not leave half behind
-                    take_down(root)
-                raise
-        return cluster
+    machine.check()
+    check_folder(root)
+    current = Cluster.load(root)
+    if current:
+        if not dead(root, daemon_names(current)):
+            raise NotStarted(f"a cluster is up in {root}; end it first: hpc/minicluster down")
+        say("the previous cluster has crashed; removing its remains")
+    with on_signals(_interrupt):
+        take_down(root)
+        try:
+            with machine.free_ports(cluster):
+                if machine.may_have_network(cluster):
+                    cluster.subnet = machine.choose_subnet(root)
+                # Ten ids a second: none is one of an earlier cluster, in 69 days.
+                cluster.first_job = int(time.time()) * 10 % 60_000_000 + 1
+                write_files(cluster)
+                say(f"folder: {root}")
+                Starter(cluster).start_all(say)
+            (root / "db-init.sql").unlink()
+        except BaseException:
+            with on_signals(signal.SIG_IGN):  # a second Ctrl-C must not leave half behind
+                take_down(root)
+            raise
+    return cluster
 
 
 @contextmanager
@@ -153,7 +139,7 @@ def write_files(cluster: Cluster) -> None:
 
 def down(root: Path) -> bool:
     """Take the cluster down; False when there was nothing."""
-    with locked(root), on_signals(signal.SIG_IGN):
+    with on_signals(signal.SIG_IGN):
         check_folder(root)
         there = root.exists() or bool(members(root))
         take_down(root)

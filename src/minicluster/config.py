@@ -83,7 +83,7 @@ class Cluster:
 
 
 def tag(root: Path) -> str:
-    """Eight characters that differ between folders, for the names of network links and locks."""
+    """Eight characters that differ between folders, for the names of network links."""
     return hashlib.sha256(os.fsencode(root)).hexdigest()[:8]
 
 

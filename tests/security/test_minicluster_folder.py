@@ -70,9 +70,3 @@ def test_what_is_no_cluster_is_one_line(root: Path, capsys) -> None:
         said = refusal(cli.main, [command], capsys)
         assert "holds other files" in said
     assert (root / "thesis").exists()
-
-
-def test_two_commands_do_not_use_one_folder_at_once(root: Path, capsys) -> None:
-    with cluster.locked(root):
-        assert cli.main(["down"]) == 1
-    assert "wait for it" in capsys.readouterr().err and root.exists()
