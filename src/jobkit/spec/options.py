@@ -129,6 +129,8 @@ def with_words(study: Study, words: Sequence[str]) -> Study:
         if not (name and text):
             raise UsageError(f"--sweep {word!r}: must be NAME=V1,V2")
         swept[name] = [value.strip() for value in text.split(",")]
+        if "" in swept[name]:
+            raise UsageError(f"--sweep {name}={text}: has an empty value")
     if study.command:
         values = {name: tuple(map(_plain, v)) for name, v in swept.items()}
         return replace(study, sweep={**study.sweep, **values})

@@ -164,7 +164,7 @@ def test_parameters_are_numbers_texts_or_formulas_as_in_a_file() -> None:
 def test_words_that_are_refused() -> None:
     for study, words, said in [
         (TRAINING, ["lr"], "--sweep 'lr': must be NAME=V1,V2"),
-        (TRAINING, ["lr=0.1,,1"], "lr = '': must be a number"),
+        (COMMAND, ["batch=1,,2"], "--sweep batch=1,,2: has an empty value"),
         (TRAINING, ["precison=fp32"], "did you mean 'precision'"),
         (TRAINING, ["width=1,two"], "width = 'two': must be a whole number"),
         (TRAINING, ["augment=yes"], "must be true or false"),
