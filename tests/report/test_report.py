@@ -120,7 +120,7 @@ def test_what_was_measured_at_one_size() -> None:
     results = collect("s")
     text = text_of(report(results, forecast=(8,)))
     assert "No forecast: ddp: 3 different sizes are needed for a fit (measured: 1)." in text
-    assert "No size to request: no size beyond the base has 80% parallel efficiency" in text
+    assert "No size to request: only one was measured" in text
     assert "| ddp | 1 | 1 of 1 |" in results.paths.table_markdown.read_text()
 
 

@@ -168,12 +168,39 @@ CASES: dict[str, tuple[Callable[[], Results], list[str], list[str]]] = {
          "): measure again on an idle machine. Until then nothing can be requested."],
         ["Request", "because"],
     ),
+    "two sizes failed": (
+        lambda: study(GOOD, sending, lambda row: failing("failed", "rank 3: NCCL timeout", 1)(
+            row) if row["world_size"] != 4 else row.update(
+            status="oom", reason="CUDA out of memory", images_per_s=None, time_per_epoch_s=None)),
+        ["Request 2 GPUs", "on 4 GPUs 3 of 3 runs are not ok", "at 92% efficiency (1 of 3 runs)",
+         "up to 8 GPUs: 92% [89, 95 at 95%] (1 of 3 runs)."], [],
+    ),
+    "one cancelled, one failed, one waits": (
+        lambda: study(GOOD, sending, lambda row: failing(*(
+            ("cancelled", "Slurm job 7: CANCELLED by 1000"), ("pending", None),
+            ("failed", "rank 3: exit code 1"))[row["repeat"]], 0)(row)),
+        ["on 8 GPUs 3 of 3 runs are not ok (exit code 1)"], ["CANCELLED", "pending"],
+    ),
+    "all caveats that stand with the request": (
+        lambda: study((1, 0.9, 0.805, 0.6), sending, lambda row: (learning(row), at_8(
+            driver_version="535")(row), failing("failed", "NCCL timeout after an hour", 2)(row))),
+        ["; undecided whether above 80%: repeat 1 and 4 GPUs; on 8 GPUs 1 of 3 runs are not ok (",
+         "NCCL timeout after an hour); accuracy falls from 90.2% to 80.3% on 8 GPUs: tune first.",
+         "Efficiency seems to fall below 80% at 8 GPUs: 60% [59, 61 at 95%] (2 of 3 runs).\n",
+         "\n11 of 12 runs ok."], [],
+    ),
+    "a busy machine, an accuracy that falls, one run a size": (
+        lambda: study((1, 0.9, 0.805, 0.6), calm, lambda row: (learning(row), row.update(
+            device_type="cpu", other_load_mean=0.0), at_8(other_load_mean=0.3)(row)), repeats=1),
+        ["repeat 1 and 4 GPUs; accuracy falls from 90.2% to 80.3% on 8 GPUs: tune first; ",
+         "one run a size: differences may be chance", "fall below 80% at 8 GPUs: 59%"], [],
+    ),
     "more to say than 100 words": (
         lambda: study((1, 0.95, 0.81, 0.74), calm, lambda row: row.update(
             other_load_mean=0.3 if row["world_size"] == 8 else 0.0, epochs_done=3, val_loss=1.0,
             val_accuracy=0.9, python_version="3.12" if row["world_size"] == 8 else "3.11"),
             repeats=1),
-        ["measure again on an idle machine. Request 4 GPUs with ddp"], ["unchanged"],
+        ["measure again on an idle machine. Request 4 GPUs with ddp", "; one run a size: "], [],
     ),
     "GPUs that others use": (
         lambda: study(GOOD, calm, lambda row: row.update(gpu_processes_max=2)),
@@ -280,7 +307,7 @@ def test_a_study_of_known_cause_gets_the_lines_of_an_expert(name: str) -> None:
          ["at 79.6% efficiency", "at 4 GPUs: 79.6% [79, 80.3 at 95%]"]),
         ({"ddp": {1: [1e9] * 2, 2: [1.9e9] * 2}}, ["efficiency 95% [95, 95 at 95%].\n"]),
         ({"ddp": {4: [300.0]}, "fsdp": {4: [200.0]}},
-         ["No size to request: no size beyond the base has 80% parallel efficiency"]),
+         ["No size to request: only one was measured"]),
         # A size beyond a dip is requested where it is certain.
         ({"ddp": {1: [100.0, 100.2], 2: [154.0, 154.2], 4: [340.0, 340.5], 8: [688.0, 689.0]}},
          ["Request 8 GPUs with ddp: 6.88 times 1 GPU", "falls below 80% at 2 GPUs: 77%"]),

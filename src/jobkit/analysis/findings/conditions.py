@@ -32,6 +32,7 @@ _SLOW_NODE = 0.04  # how much slower runs on some nodes are
 _BY_CHANCE, _DRAWS, _MAX_DRAWN = 0.1, 200, 1000  # that slow runs have nodes of their own
 _FELL, _POINTS, _LOSS = 0.01, 0.005, 0.01  # of accuracy: to tune, worth a word; the same of a loss
 _SHOWN = 4
+_ENDED = ("cancelled", "preempted", *UNDER_WAY)  # nothing failed
 _INFERRED = "inferred"  # of the work of a step: nobody has stated it
 
 
@@ -42,6 +43,7 @@ class Caveat:
     text: str
     doubts: bool = False  # whether intervals do not hold, so that no sentence is sure
     first: bool = False  # whether it comes before all that is said
+    grave: bool = False  # whether it is said with the request before any other line
 
 
 def caveats(results: Results, unit: str, request: Size | None = None) -> list[Caveat]:
@@ -52,7 +54,7 @@ def caveats(results: Results, unit: str, request: Size | None = None) -> list[Ca
     slow = list(_slow_nodes(results, request))
     return [
         *_before_all(results, compared, unit),
-        *([Caveat(failed)] if (failed := failure(results, own, unit)) else ()),
+        *([Caveat(failed, grave=True)] if (failed := failure(results, own, unit)) else ()),
         *_accuracy(results, compared, unit),
         *slow,
         *_different(results, compared, unit),
@@ -109,12 +111,13 @@ def failure(results: Results, sizes: Sequence[Size], unit: str) -> str:
 def _reason_of(results: Results, size: Size) -> str:
     """Why the runs of a size are not ok: the reason of most, in a few words."""
     place = ("series", "world_size", "nodes")
-    reasons = sorted(
-        row["status"] if row["status"] in UNDER_WAY else row.get("reason") or row["status"]
+    reasons = sorted(  # of as many the one that says why
+        (status in _ENDED, status if status in UNDER_WAY else row.get("reason") or status)
         for row in results.rows.values()
-        if row["status"] != "ok" and all(row.get(name) == getattr(size, name) for name in place)
+        if (status := row["status"]) != "ok"
+        and all(row.get(name) == getattr(size, name) for name in place)
     )
-    text = mode(reasons) if reasons else size.not_ok[0]
+    text = mode(reasons)[1] if reasons else size.not_ok[0]
     text = re.sub(r"^(rank \d+: )?([\w.]*(Error|Exception): )?", "", text).split(". ")[0].strip()
     return text if len(text) <= 50 else f"{text[:47].rsplit(' ', 1)[0]} ..."
 
@@ -161,7 +164,9 @@ def _accuracy(results: Results, compared: Sequence[Size], unit: str) -> Iterator
     found = changes(results, compared, "val_accuracy")
     if fallen := [c for c in found if c.matters and c.fell >= _FELL]:
         ends = f"{say_accuracy(fallen[0].before)} to {say_accuracy(fallen[0].after)}"
-        yield Caveat(f"accuracy falls from {ends} on {fallen[0].size.devices} {unit}: tune first")
+        yield Caveat(
+            f"accuracy falls from {ends} on {fallen[0].size.devices} {unit}: tune first", grave=True
+        )
 
 
 def _rated(results: Results, column: str, sizes: Sequence[Size] | None = None) -> pd.DataFrame:
@@ -315,9 +320,9 @@ def _few(results: Results, compared: Sequence[Size], unit: str) -> Iterator[Cave
     base = base_of(results, compared[-1]) if compared else None
     if base and all(len(s.rates) < 2 for s in compared):
         of = f" of {base.series}" * any(len(s.rates) > 1 for s in results.sizes)
-        yield Caveat(f"one run a size{of}: differences may be chance")
+        yield Caveat(f"one run a size{of}: differences may be chance", grave=True)
     elif base and len(base.rates) == 1:
-        yield Caveat(f"the base, {where(base, unit)}, is one run: repeat it")
+        yield Caveat(f"the base, {where(base, unit)}, is one run: repeat it", grave=True)
     several = [s for s in compared if (s.devices or 0) > 1]
     top = max(several, key=lambda s: s.efficiency or 0, default=None)
     if top and base and (top.efficiency or 0) > _ABOVE_IDEAL:

@@ -4,6 +4,7 @@ What to request, the fastest, where efficiency falls and why, what learning and 
 many runs are ok. A line that has nothing to say is left out.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -70,19 +71,25 @@ def verdict(results: Results, unit: str, least: float = MIN_EFFICIENCY) -> list[
         return shown
 
     # What matters most has words first; the rest stands in a table or figure.
-    later = [[c.text for c in doubts if not c.first] for _, doubts in requests]
-    gravest = [fitting(*texts[:1]) for texts in later]
-    runs = fitting(_runs(results, unit))
-    limits = fitting(_limits(results, measured, unit, least))
+    later = [[c for c in doubts if not c.first] for _, doubts in requests]
+    gravest = [fitting(*(c.text for c in own if c.grave or c is own[0])) for own in later]
+    runs = _runs(results, unit)
+    said = any(text in runs for texts in gravest for text in texts)
+    brief = f"{runs.partition(';')[0]}." if said else runs
+    last = fitting(brief)
+    text = _limits(results, measured, unit, least)
+    limits = fitting(text) or fitting(f"{re.split('; |, because ', text)[0]}.")
     best = fitting(f"Fastest: {'. '.join(parts)}." if parts else "")
     learnt = fitting(changed)
-    others = [fitting(*texts[1:]) for texts in later]
+    words -= len(brief.split()) if last else 0
+    last = fitting(runs) or fitting(brief)
+    others = [fitting(*(c.text for c in own if not c.grave and c is not own[0])) for own in later]
     learnt += fitting(steady, _memory(results, unit))
     request = " ".join(
         f"{'; '.join([text, *one, *more])}."
         for text, one, more in zip(first, gravest, others, strict=True)
     )
-    return [request, *best, *limits, *filter(None, [" ".join(learnt)]), *runs]
+    return [request, *best, *limits, *filter(None, [" ".join(learnt)]), *last]
 
 
 def request_of(results: Results, least: float = MIN_EFFICIENCY) -> Size | None:
@@ -150,6 +157,8 @@ def _request(
         if notes and all(s.efficiency is None for s in sizes):
             return f"Nothing can be requested: {notes[0]}", doubts
         why = f"no size beyond the base has {least:.0%} parallel efficiency"
+        if len({s.place[1:] for s in sizes}) == 1:
+            why = "only one was measured"
         return f"No size to request: {why}", doubts
     text = f"Request {where(size, unit)} with {size.series}"
     base = base_of(results, size)
@@ -164,7 +173,7 @@ def _request(
     if _unsure(size, least, doubts) and (size.efficiency_low or 0) <= least:
         small = f"{base.devices} and " if same else ""
         undecided = f"undecided whether above {least:.0%}: repeat {small}{_short(size, unit)}"
-        doubts = [Caveat(undecided), *doubts]
+        doubts = [Caveat(undecided, grave=True), *doubts]
     return text, doubts
 
 
@@ -202,12 +211,18 @@ def _fastest(results: Results, sizes: Sequence[Size], unit: str, least: float) -
     text = f"{best.series} on {_short(best, unit)}, {rounded(rate)} {best.throughput_unit}"
     if best.efficiency is not None and not best.is_base:
         text += f" at {percent(best.efficiency, least)} efficiency"
+    text += _of_few(best)
     same = [s for s in known if comparable_at(s) == comparable_at(best) and s is not best]
     if pool:
         equal = [s.series for s in same if may_be_equal(best, s, pool)]
     else:
         equal = [s.series for s in same if (s.throughput or 0) * FASTER > rate]
     return text + (f"; {_list(equal)} may be as fast" if equal else "")
+
+
+def _of_few(size: Size) -> str:
+    """How many runs a number is of, where others failed."""
+    return f" ({size.runs_ok} of {size.runs_planned} runs)" if size.not_ok else ""
 
 
 def _list(names: Sequence[str]) -> str:
@@ -233,6 +248,7 @@ def _limits(results: Results, measured: Sequence[Size], unit: str, least: float)
     text = f"{_short(own, unit)}: {share_of(own, least, _AT)}"
     if len(names) > 1:
         text = f"{_short(own, unit)} ({own.series}: {share_of(own, least, _AT)})"
+    text += _of_few(own)
     unsure = _unsure(own, least, caveats(results, unit))
     if not falls:
         verb = "seems to stay" if unsure else "stays"
