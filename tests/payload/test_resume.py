@@ -215,11 +215,24 @@ def test_of_another_training_is_refused(
     spec = RunSpec(model="mlp")
     checkpoint: Any = SimpleNamespace(spec=spec.to_dict(), folder=Path("it"), shapes={})
     checkpoint.progress = SimpleNamespace(position=position)
-    here: Any = SimpleNamespace(strategy=SimpleNamespace(parameter_count=0))
+    here: Any = SimpleNamespace(strategy=SimpleNamespace(parameter_count=0, named_parameters=dict))
     here.spec = RunSpec(**{"model": "mlp", name: value})
     line = f"{name} is {spec.to_dict()[name]!r} there and {value!r} here"
     with pytest.raises(UsageError, match=line) if refused else nullcontext():
-        _check_fits(checkpoint, here)
+        _check_fits(checkpoint, here, None)
+
+
+@pytest.mark.parametrize(("name", "shape", "fits"), [("a", 6, 1), ("b", 6, 0), ("a", (2, 3), 0)])
+def test_as_many_parameters_of_other_names_or_shapes_are_refused(
+    name: str, shape: Any, fits: bool
+) -> None:
+    strategy = SimpleNamespace(parameter_count=6)
+    strategy.named_parameters = lambda: {name: torch.zeros(shape)}
+    saved: Any = SimpleNamespace(spec={}, folder="it", progress=SimpleNamespace(position=0))
+    saved.shapes = {"model.a": (torch.Size([6]), torch.float32)}
+    here: Any = SimpleNamespace(spec=RunSpec(), strategy=strategy)
+    with nullcontext() if fits else pytest.raises(UsageError, match="of other names or shapes"):
+        _check_fits(saved, here, None)
 
 
 def test_nothing_left_to_train_is_said(forge: Start, own: Path, straight: Result) -> None:

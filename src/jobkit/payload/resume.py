@@ -25,6 +25,7 @@ from jobkit.payload.checkpoint import (
     shared_tensors,
 )
 from jobkit.payload.device import seed_rank
+from jobkit.payload.distributed import gather
 
 if TYPE_CHECKING:
     from jobkit.payload.train import Trainer
@@ -75,7 +76,7 @@ def resume(trainer: "Trainer", group: Group, candidates: list[Path], must: bool)
         started = time.monotonic()
         try:
             checkpoint = check(folder, group)
-            _check_fits(checkpoint, trainer)
+            _check_fits(checkpoint, trainer, group)
             begun = True
             _load(checkpoint, trainer, group)
         except Corrupt as error:
@@ -110,8 +111,8 @@ def resume(trainer: "Trainer", group: Group, candidates: list[Path], must: bool)
     return None
 
 
-def _check_fits(checkpoint: Checkpoint, trainer: "Trainer") -> None:
-    """Raise UsageError for a checkpoint of another model, or of other samples."""
+def _check_fits(checkpoint: Checkpoint, trainer: "Trainer", group: Group) -> None:
+    """Raise UsageError, on every rank, for a checkpoint of another model, or of other samples."""
     ours = vars(trainer.spec)
     for name in _OF_MODEL + (_OF_ORDER if checkpoint.progress.position else ()):
         theirs = checkpoint.spec.get(name, ours[name])
@@ -120,12 +121,15 @@ def _check_fits(checkpoint: Checkpoint, trainer: "Trainer") -> None:
                 f"{checkpoint.folder} belongs to a different configuration: {name} is {theirs!r} "
                 f"there and {ours[name]!r} here"
             )
-    shapes, here = checkpoint.shapes.items(), trainer.strategy.parameter_count
-    there = sum(size.numel() for name, (size, _) in shapes if name.startswith("model."))
-    if there != here:  # that of a parameter which is absent here would not be missed
+    here, parameters = trainer.strategy.parameter_count, trainer.strategy.named_parameters()
+    shapes = {n: size for n, (size, _) in checkpoint.shapes.items() if n.startswith("model.")}
+    there = sum(size.numel() for size in shapes.values())
+    # That of a parameter which is absent here would not be missed.
+    alike = all(shapes.get(f"model.{n}") == p.shape for n, p in parameters.items())
+    if not all(gather(alike and there == here, group)):
         raise UsageError(
             f"{checkpoint.folder} belongs to a different configuration: its model has {there:,} "
-            f"parameters, and this one {here:,}"
+            f"parameters, and this one {here:,}, of other names or shapes"
         )
 
 
