@@ -195,6 +195,9 @@ def test_one_that_fails_is_a_warning_and_the_newest_stay(
     trainer.progress = Progress(0, 0, 9)
     assert not mine.save(trainer)
     assert "iteration 9 could not be written (Not a directory); the last is of 8" in told[-1]
+    paths.attempts.write_text("not to see the attempts is no leave to write")
+    with pytest.raises(NotADirectoryError):
+        mine.save(trainer)
 
 
 def index_of(ranks: int, tensors: int) -> Metadata:

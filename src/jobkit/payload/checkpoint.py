@@ -18,6 +18,7 @@ Tensors have the names of the bare model, so that any strategy reads what any ot
 Sharded tensors are DTensors, of which each rank has its part.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -298,7 +299,10 @@ class Checkpoints:
         A failure does not end the training. A newer attempt of the run does, which begins where
         Slurm has lost a node that computes on: this one may not complete what that one repeats.
         """
-        newest, progress = max(self._paths.attempt_numbers(), default=0), trainer.progress
+        names, progress = list[str](), trainer.progress
+        with contextlib.suppress(FileNotFoundError):  # another error is raised: no leave to write
+            names = [path.name for path in self._paths.attempts.iterdir()]
+        newest = max((int(name) for name in names if name.isdecimal()), default=0)
         if newest > self._attempt:
             raise RuntimeError(
                 f"attempt {self._attempt} is fenced: attempt {newest} of this run has begun"
