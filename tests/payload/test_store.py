@@ -34,10 +34,8 @@ DATA, MANIFEST = "__0_0.distcp", "manifest.json"
 
 
 def write(group: Any, folder: Path, checksums: bool = False) -> Path:
-    manifest, report = (
-        {"progress": vars(Progress()), "layout": {}, "spec": {}, "classes": 1},
-        cast("Any", None),
-    )
+    # As one of before its classes were written.
+    manifest, report = {"progress": vars(Progress()), "layout": {}, "spec": {}}, cast("Any", None)
     spec = RunSpec(checkpoint_checksums=checksums)
     writer = Checkpoints(RunPaths(folder.parent), 0, group, report, spec)
     writer._write(folder, TENSORS, manifest)

@@ -185,13 +185,14 @@ def _read_manifest(folder: Path) -> Checkpoint:
         content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         progress = Progress(*(int(content["progress"][f.name]) for f in fields(Progress)))
         files = {str(k): {**v, "bytes": int(v["bytes"])} for k, v in content["files"].items()}
-        inside, classes = all(Path(name).name == name for name in files), int(content["classes"])
-        if not inside or min(vars(progress).values()) < 0 or not 0 < classes < 1 << 20:
+        # An older one does not say its classes, which an export needs and no training.
+        inside, classes = all(Path(name).name == name for name in files), content.get("classes", 0)
+        if not inside or min(vars(progress).values()) < 0 or not 0 <= int(classes) < 1 << 20:
             raise ValueError
         layout, spec = dict(content["layout"]), dict(content["spec"])
     except (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise Corrupt(f"{MANIFEST} is absent, truncated or lacks fields") from None
-    return Checkpoint(folder, progress, layout, spec, classes, files, read_index(folder))
+    return Checkpoint(folder, progress, layout, spec, int(classes), files, read_index(folder))
 
 
 def _check_file(path: Path, entry: dict[str, Any]) -> None:
