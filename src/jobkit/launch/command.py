@@ -1,9 +1,4 @@
-"""The line of run.sh: of a planned run, and of one program that Python starts.
-
-from jobkit.launch.command import LaunchConfig, run
-
-code = run(LaunchConfig(command=("train.py", "--lr", "0.1"), nproc_per_node=4))
-"""
+"""The line of run.sh: of a planned run, and of one program that Python starts (LaunchConfig)."""
 
 import os
 import subprocess
@@ -23,9 +18,6 @@ _FOREIGN: tuple[str, ...] = ("SLURM_", "SBATCH_", "SRUN_", "SCANCEL_", "SINFO_",
 _FOREIGN += ("SUBMITIT_", "PMI_", "PMIX_", "OMPI_")
 RANK_VARIABLES = {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE"}
 RANK_VARIABLES |= {"LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-
-
-# --- of a planned run -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +90,6 @@ def python_path() -> str:
     return source + os.pathsep + before if before else source
 
 
-# --- of one program -------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class LaunchConfig:
     """A program, and the options with which run.sh starts it here; None: run.sh's own default.
@@ -129,19 +118,16 @@ class LaunchConfig:
         for name, value in vars(self).items():
             if name != "command" and value is not None:
                 words += [f"--{name.replace('_', '-')}", str(value)]
+        python = [os.environ.get("JOBKIT_PYTHON") or sys.executable]
         program = [str(word) for word in self.command]
-        program[:0] = [_python()] * program[0].endswith(".py")
+        program[:0] = python * program[0].endswith(".py")
         return ["bash", str(RUN_SH), *words, "--", *program]
-
-
-def _python() -> str:
-    """The Python of the ranks: the user's choice, as in run.sh, else this process's."""
-    return os.environ.get("JOBKIT_PYTHON") or sys.executable
 
 
 def run(config: LaunchConfig) -> int:
     """Run it to its end; return the exit code of run.sh. Raises UsageError for bad input."""
-    process = subprocess.Popen(config.line(), env={**os.environ, "JOBKIT_PYTHON": _python()})
+    env = {**os.environ, "JOBKIT_PYTHON": os.environ.get("JOBKIT_PYTHON") or sys.executable}
+    process = subprocess.Popen(config.line(), env=env)
     while True:
         try:
             code = process.wait()
