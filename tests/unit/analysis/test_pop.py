@@ -1,6 +1,7 @@
 """The factors of the POP model, and the breakdown records that they are made of."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -89,7 +90,7 @@ def test_a_study_says_where_its_efficiency_goes() -> None:
     assert {cause_of(results, s) for s in results.sizes if s.efficiency == 1} == {""}
 
 
-def test_without_breakdowns_no_cause_is_named() -> None:
+def test_without_breakdowns_the_wait_for_data_explains_what_it_explains() -> None:
     plan = make_plan(strategies=("ddp",), gpus=(1, 4))
     for run_id in plan.runs:
         whole_run(plan, run_id)
@@ -97,4 +98,12 @@ def test_without_breakdowns_no_cause_is_named() -> None:
     assert size_breakdowns(results) == []
     last = results.sizes[-1]
     assert last.efficiency == pytest.approx(0.925)
-    assert cause_of(results, last) == "; what it is lost to was not measured"
+    outside = "; 100% of the loss is outside of what was measured; nothing that is recorded differs"
+    words = "waiting for data takes 8% of the time"
+    for waits, said in (
+        ([0.01, 0.01], outside),
+        ([0.01, 0.085], f", because {words}"),
+        (None, "; what it is lost to was not measured"),
+    ):
+        waiting = results.runs.assign(data_wait_share=waits)
+        assert cause_of(replace(results, runs=waiting), last) == said

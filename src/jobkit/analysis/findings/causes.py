@@ -134,7 +134,7 @@ def cause_of(results: Results, size: Size) -> str:
         return f", because {slower} than {size.base_series}"
     measured = (one for one in size_breakdowns(results) if one.size == size and one.first != size)
     own = next(measured, None)
-    factors = _of_breakdown(own) if own else Factors()
+    factors = _of_breakdown(own) if own else _of_waiting(results, size, first)
     total += math.log((own.first if own else first).efficiency or 1)
     explained = math.prod(factor for factor, _ in factors.values())
     known = -math.log(explained)
@@ -143,14 +143,14 @@ def cause_of(results: Results, size: Size) -> str:
     gap = total - known
     close = abs(gap) <= max(half, _MIN_TOLERANCE, _TOLERANCE * total)
     words = " and ".join(_named(factors, total if gap > 0 and not close else known))
-    if own is None:
+    if not factors:
         text = "; what it is lost to was not measured"
     elif close:
         grown = -math.log(factors.get("computation", (1.0, ""))[0])
         different = different if grown > 0 and grown >= _NAMED * known else []
         text = f", because {words}" if words else ""
     elif gap < 0:
-        text = f"; its profiled steps show {explained:.0%}, as {words}"
+        text = f"; its profiled steps show {explained:.0%}, as {words}" if own else f"; {words}"
     else:
         different = different or ["nothing that is recorded differs"]
         text = f"; {f'{words}, but ' if words else ''}{gap / total:.0%} of the loss is outside of "
@@ -162,6 +162,14 @@ def _named(factors: Factors, total: float) -> list[str]:
     """The words of the factors that make up a third of a loss or more, the largest first."""
     parts = sorted(factors.values())
     return [words for factor, words in parts if factor < 1 and -math.log(factor) >= _NAMED * total]
+
+
+def _of_waiting(results: Results, size: Size, first: Size) -> Factors:
+    """What is known to be lost where no step was profiled: the time that data are waited for."""
+    wait, before = (median_of(rows_of(results, s), "data_wait_share") for s in (size, first))
+    if wait is None or before is None or max(wait, before) >= 1:
+        return Factors()
+    return {"wait": ((1 - wait) / (1 - before), f"waiting for data takes {wait:.0%} of the time")}
 
 
 def _of_breakdown(one: SizeBreakdown) -> Factors:
