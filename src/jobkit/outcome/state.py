@@ -238,7 +238,7 @@ def _verdict(facts: Facts, code: int | None) -> tuple[str, ...]:
             return "pending", clean(f"{where} has not started")
         return "running", clean(f"{where} has not recorded an end")
     if job and facts.alive is not None:
-        reason = f"its process {job.get('pid')} exited without a run_end record"
+        reason = f"its process {job.get('pid')} exited without an outcome file"
     elif age is not None and abs(age) < FRESH_S:  # below 0: another machine's clock is ahead
         when = f"{age:.0f} s ago" if age >= 0 else f"{-age:.0f} s ahead of this machine's clock"
         return "running", f"its files changed {when}"
@@ -265,7 +265,7 @@ def _by_exit_code(code: int) -> tuple[str, str]:
     if code == Exit.AGAIN:
         return "preempted", "stopped early with a checkpoint (exit code 75)"
     if code == 0:
-        return "failed", "exit code 0 without a run_end record"
+        return "failed", "exit code 0 without an outcome file"
     return "failed", f"ended with exit code {code}"
 
 
@@ -278,7 +278,7 @@ def merged(state: RunState, job: Job | None, shared: bool = False) -> RunState:
     """
     if job is None or state.status == "ok" or not (job.status or job.state == GONE):
         return state
-    unrecorded = "the run exited without a run_end record"
+    unrecorded = "the run exited without an outcome file"
     if job.state == GONE:
         reason = f"job {job.job_id} not found in Slurm, and "
         if state.status == "pending":

@@ -76,7 +76,7 @@ def test_the_evidence_is_a_line_of_its_file(run: FakeRun) -> None:
 def test_the_exit_code_speaks_where_nothing_else_does() -> None:
     tails = (Tail("train.log", ["the last words"]),)
     for code, status, word in (
-        *((0, "failed", "without a run_end record"), (1, "failed", "code 1")),
+        *((0, "failed", "without an outcome file"), (1, "failed", "code 1")),
         *((137, "failed", "SIGKILL"), (-9, "failed", "SIGKILL"), (255, "failed", "255")),
         *((143, "cancelled", "SIGTERM"), (130, "cancelled", "SIGINT")),
         (75, "preempted", "checkpoint"),
@@ -99,7 +99,7 @@ def test_a_live_process_is_running_and_a_killed_one_failed(run, sleeper) -> None
     assert sleeper.returncode is None
     state = run_state(run.paths)
     assert (state.status, state.evidence) == ("failed", "epoch 1: fine")
-    assert "exited without a run_end record" in state.reason
+    assert "exited without an outcome file" in state.reason
 
 
 def test_a_pid_that_was_given_out_again_is_another_process(sleeper) -> None:
