@@ -123,9 +123,12 @@ def _notes(results: Results, unit: str, kind: str, least: float) -> list[str]:
 
 def _beside(results: Results) -> str:
     """What comes on top of the time of the training, as its rate was measured."""
-    if {*results.runs["throughput_source"].dropna()} == {WALL_TIME}:
-        return "of whole runs, start-up included"
-    return "start-up, evaluation and checkpoints outside of the steps come on top"
+    sources = {*results.runs["throughput_source"].dropna()}
+    on_top = "start-up, evaluation and checkpoints outside of the steps come on top"
+    if WALL_TIME not in sources:
+        return on_top
+    more = f", where nothing measured the steps; else {on_top}" if len(sources) > 1 else ""
+    return f"of whole runs, start-up included{more}"
 
 
 def run_costs(results: Results) -> TextTable:
