@@ -177,7 +177,7 @@ def test_a_link_within_the_study_is_read(plan: Plan) -> None:
     log.parent.mkdir(parents=True)
     log.write_text("first\nlast\n")
     paths.scheduler_log.symlink_to("../.submitit/0/17_0_log.out")
-    assert read_tail(paths.scheduler_log).lines[:2] == ["first", "last"]
+    assert read_tail(paths.scheduler_log)[:2] == ["first", "last"]
 
 
 def test_a_file_is_read_whole_or_refused(tmp_path: Path) -> None:

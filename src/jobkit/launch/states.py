@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from jobkit.errors import one_line
+from jobkit.files import open_regular
 from jobkit.metric.kinds import Record
 from jobkit.metric.reader import read_file
 from jobkit.outcome import slurm_jobs
-from jobkit.outcome.logs import open_log
 from jobkit.outcome.state import FINAL, UNDER_WAY, RunState, join, ordered_runs, read_job, seconds
 from jobkit.paths import RunPaths
 from jobkit.spec.command import PlannedRun
@@ -203,7 +203,7 @@ def _records(paths: RunPaths, attempt: int | None) -> list[Record]:
     if attempt is None:
         return []
     try:
-        with open_log(paths.metrics(attempt), paths.folder.parent, None) as stream:
+        with open_regular(paths.metrics(attempt), within=paths.folder.parent) as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
             return [r for r in read_file(stream) if isinstance(r, dict)]
     except OSError:

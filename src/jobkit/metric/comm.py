@@ -100,7 +100,6 @@ class Line:
     latency_s: float
     s_per_byte: float
     worst_share: float  # the largest relative miss of a size's median
-    sizes: int  # that it was fitted to
 
     @property
     def is_bad(self) -> bool:
@@ -141,7 +140,6 @@ def fit_line(samples: Sequence[Sample]) -> Line:
         latency_s=latency,
         s_per_byte=slope,
         worst_share=max(abs((latency + slope * x) / y - 1) for _, x, y in points),
-        sizes=len(samples),
     )
 
 

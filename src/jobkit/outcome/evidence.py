@@ -2,10 +2,9 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from jobkit.errors import ANSI, one_line
-from jobkit.outcome.logs import Tail
 
 _SHOWN = 500  # characters of a line that are kept as evidence
 
@@ -90,27 +89,27 @@ def with_hint(reason: str, text: str) -> str:
     return next((f"{reason} ({hint})" for hint in hints), reason)
 
 
-def of_newest(tail: Tail, attempt: int | None) -> Tail:
-    """The part of the tail that belongs to the newest start, as far as the log tells.
+def of_newest(lines: list[str], attempt: int | None) -> list[str]:
+    """Those of the last lines that belong to the newest start, as far as the log tells.
 
     It begins at the last line with START_MARK, or after the last record of an earlier attempt.
     """
     begin = 0
-    for index, text in enumerate(tail.lines):
+    for index, text in enumerate(lines):
         match = _ATTEMPT.search(text)
         if match and attempt is not None and int(match[1]) < attempt:
             begin = index + 1
         elif text.startswith(START_MARK):
             begin = index
-    return replace(tail, lines=tail.lines[begin:])
+    return lines[begin:]
 
 
-def find_sign(tail: Tail) -> Sign | None:
+def find_sign(lines: list[str]) -> Sign | None:
     """The line that best explains why the run ended: the strongest sign, the first of equals.
 
     What training went on after was no end, except by Slurm's word, which is final.
     """
-    return max(_signs(tail.lines), key=lambda sign: sign.strength, default=None)
+    return max(_signs(lines), key=lambda sign: sign.strength, default=None)
 
 
 def _signs(lines: list[str]) -> Iterator[Sign]:

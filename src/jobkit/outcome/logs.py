@@ -4,9 +4,7 @@ Only the tail is kept (TAIL_BYTES), so that a log of any length costs little mem
 """
 
 import contextlib
-import io
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from jobkit.files import is_regular, open_regular
@@ -17,34 +15,19 @@ _MAX_LINES = 100_000  # of a tail: each takes memory of its own, also an empty o
 _MAX_LINE = 4096  # bytes of a line that are looked at
 
 
-@dataclass(frozen=True)
-class Tail:
-    """The last lines of a log, and the log's name."""
-
-    name: str
-    lines: list[str]
-
-
-def read_tail(log: Path, size: int = TAIL_BYTES, within: Path | None = None) -> Tail:
+def read_tail(log: Path, size: int = TAIL_BYTES, within: Path | None = None) -> list[str]:
     """Read the last lines of a log, at most size bytes of them; empty without a log.
 
-    within: the folder out of which no link may lead; None: the one above the log's.
+    within: the folder out of which no link may lead, as it could to any file of this user's; None:
+    the one above the log's.
     """
     content, begin = b"", 0
     with contextlib.suppress(OSError):
         if is_regular(log):
-            with open_log(log, within or log.parent.parent, None) as stream:
+            with open_regular(log, within=within or log.parent.parent) as stream:
                 begin = stream.seek(max(0, os.fstat(stream.fileno()).st_size - size))
                 content = stream.read(size)
     parts = content.rsplit(b"\n", _MAX_LINES) if content else []
     if begin or len(parts) > _MAX_LINES:  # the first is what is left, or may be half
         del parts[:1]
-    return Tail(log.name, [part[-_MAX_LINE:].decode("utf-8", "replace") for part in parts])
-
-
-def open_log(path: Path, study: Path, most: int | None = MOST_READ) -> io.BufferedReader:
-    """Open a log. Raises OSError where it has more than most bytes, or is a link out of the study.
-
-    In a study that somebody else made, that could lead to any file of this user's.
-    """
-    return open_regular(path, most, within=study)
+    return [part[-_MAX_LINE:].decode("utf-8", "replace") for part in parts]

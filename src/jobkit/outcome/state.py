@@ -14,14 +14,14 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jobkit.errors import Exit
 from jobkit.files import closed, file_names, is_regular
 from jobkit.outcome import evidence
 from jobkit.outcome.evidence import clean, find_sign, of_newest, with_hint
-from jobkit.outcome.logs import Tail, read_tail
+from jobkit.outcome.logs import read_tail
 from jobkit.outcome.slurm_jobs import GONE, Job, cluster
 from jobkit.paths import RunPaths, StudyPaths, read_json
 from jobkit.processes import is_alive, is_at_work
@@ -49,7 +49,8 @@ class Facts:
     logged: bool = False  # there is a log
     closed: str = ""  # why its folder cannot be read, where nothing of it is seen
     age_s: float | None = None  # since its files were last written, where nobody tells of its end
-    tails: tuple[Tail, ...] = ()  # of its log and of Slurm's; left out where they decide nothing
+    # The last lines of its log and of Slurm's, by their names; none where they decide nothing.
+    tails: Mapping[str, list[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,12 +116,12 @@ def _read_once(
     first = first if type(first) is int else 0  # of the start that job.json describes
     started = newest is None or newest >= first  # else all that is there is of an earlier start
     ending = None if newest is None or not started else _ending(paths, newest)
-    tails: tuple[Tail, ...] = ()
+    tails: dict[str, list[str]] = {}
     ok = ending is not None and ending["status"] == "ok"
     age_s = None if ok or _is_observed(job, alive) else _age_s(paths, numbers, logged)
     if not alive and not ok:
-        log = of_newest(read_tail(paths.log), newest if started else first)
-        tails = (log, of_newest(read_tail(paths.scheduler_log), newest))
+        tails[paths.log.name] = of_newest(read_tail(paths.log), newest if started else first)
+        tails[paths.scheduler_log.name] = of_newest(read_tail(paths.scheduler_log), newest)
     return Facts(
         run_id=paths.folder.name,
         closed="" if job or numbers or logged else closed(paths.folder),
@@ -211,7 +212,8 @@ def _verdict(facts: Facts, code: int | None) -> tuple[str, ...]:
         return "missing", why or "planned, never started"
     if job and facts.alive:  # also after a failed attempt: it may start the next one
         return "running", f"process {job['pid']}"
-    signs = ((s, f"{facts.run_id}/{tail.name}") for tail in facts.tails if (s := find_sign(tail)))
+    found = ((find_sign(lines), f"{facts.run_id}/{name}") for name, lines in facts.tails.items())
+    signs = ((sign, file) for sign, file in found if sign)
     sign, file = max(signs, key=lambda pair: pair[0].strength, default=(None, ""))
     by_sign = (sign.status, sign.reason, sign.text, file) if sign else ()
     if end and end["status"] == "preempted":
@@ -249,11 +251,9 @@ def _verdict(facts: Facts, code: int | None) -> tuple[str, ...]:
 
 def _last_line(facts: Facts) -> tuple[str, str]:
     """Without a better line, the last line of the log is the evidence."""
-    for tail in facts.tails[:1]:
-        for text in reversed(tail.lines):
-            if "[METRIC]" not in text and (shown := clean(text)):
-                return shown, f"{facts.run_id}/{tail.name}"
-    return "", ""
+    name, lines = next(iter(facts.tails.items()), ("", []))
+    texts = (clean(text) for text in reversed(lines) if "[METRIC]" not in text)
+    return next(((text, f"{facts.run_id}/{name}") for text in texts if text), ("", ""))
 
 
 def _by_exit_code(code: int) -> tuple[str, str]:

@@ -170,7 +170,7 @@ def line(operation: str, scope: str, ranks: int, nodes: int, link: Link) -> comm
     )
     facts = {"operation": operation, "scope": scope, "ranks": ranks, "nodes": nodes}
     slope = (both - latency) / 1e9
-    return comm.Line(**facts, latency_s=latency, s_per_byte=slope, worst_share=0.0, sizes=9)
+    return comm.Line(**facts, latency_s=latency, s_per_byte=slope, worst_share=0.0)
 
 
 def test_links_are_those_that_the_benchmark_went_over() -> None:

@@ -7,18 +7,14 @@ from hypothesis import strategies as st
 
 from jobkit.outcome import logs
 from jobkit.outcome.evidence import START_MARK, clean, find_sign, of_newest, with_hint
-from jobkit.outcome.logs import Tail, read_tail
+from jobkit.outcome.logs import read_tail
 
 HEAD = "Traceback (most recent call last):"
 EPOCH = '[METRIC] {"v":1,"kind":"epoch","attempt":0}'
 
 
-def tail(*lines: str) -> Tail:
-    return Tail("train.log", list(lines))
-
-
 def reason(*lines: str) -> str:
-    sign = find_sign(tail(*lines))
+    sign = find_sign([*lines])
     return sign.reason if sign else ""
 
 
@@ -66,7 +62,7 @@ def test_the_status_that_a_line_gives() -> None:
         (f"{job} ***", "cancelled"),
         ("srun: error: n1: task 3: Segmentation fault", "failed"),
     ):
-        sign = find_sign(tail(line, EXITED))
+        sign = find_sign([line, EXITED])
         assert sign and (sign.status, sign.text) == (status, line)
 
 
@@ -89,9 +85,9 @@ def test_a_fault_that_training_survived_was_no_end() -> None:
 
 def test_only_the_newest_start_counts() -> None:
     first = (f"{START_MARK} 0", "CUDA out of memory", EPOCH, "late words of the first")
-    assert find_sign(of_newest(tail(*first, f"{START_MARK} 1", "fine"), 1)) is None
-    assert find_sign(of_newest(tail(EPOCH, "CUDA out of memory"), 0)) is not None
-    assert find_sign(of_newest(tail("CUDA out of memory", EPOCH), 1)) is None
+    assert find_sign(of_newest([*first, f"{START_MARK} 1", "fine"], 1)) is None
+    assert find_sign(of_newest([EPOCH, "CUDA out of memory"], 0)) is not None
+    assert find_sign(of_newest(["CUDA out of memory", EPOCH], 1)) is None
 
 
 def test_a_common_error_has_one_hint() -> None:
@@ -113,7 +109,7 @@ def test_a_tail_is_the_end_of_the_file(tmp_path_factory, data, size) -> None:
     path: Path = tmp_path_factory.mktemp("tail") / "train.log"
     path.write_bytes(data)
     lines = data.decode("utf-8", "replace").split("\n")
-    shown = read_tail(path, size).lines
+    shown = read_tail(path, size)
     assert shown == lines[len(lines) - len(shown) :] or not data
     assert size < len(data) or shown == lines or not data
 
@@ -121,8 +117,8 @@ def test_a_tail_is_the_end_of_the_file(tmp_path_factory, data, size) -> None:
 def test_of_very_many_lines_the_last_are_kept(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(logs, "_MAX_LINES", 2)
     (tmp_path / "train.log").write_text("a\nb\nc\nd")
-    assert read_tail(tmp_path / "train.log").lines == ["c", "d"]
-    assert read_tail(tmp_path / "train.log", 3).lines == ["d"]
+    assert read_tail(tmp_path / "train.log") == ["c", "d"]
+    assert read_tail(tmp_path / "train.log", 3) == ["d"]
 
 
 @given(st.text(max_size=2000))

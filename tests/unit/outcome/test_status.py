@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from jobkit.outcome.logs import Tail
 from jobkit.outcome.state import Facts, judge, run_state
 from jobkit.paths import RunPaths
 from jobkit.processes import is_alive, pid_namespace, process_start
@@ -74,7 +73,7 @@ def test_the_evidence_is_a_line_of_its_file(run: FakeRun) -> None:
 
 
 def test_the_exit_code_speaks_where_nothing_else_does() -> None:
-    tails = (Tail("train.log", ["the last words"]),)
+    tails = {"train.log": ["the last words"]}
     for code, status, word in (
         *((0, "failed", "without an outcome file"), (1, "failed", "code 1")),
         *((137, "failed", "SIGKILL"), (-9, "failed", "SIGKILL"), (255, "failed", "255")),
@@ -159,7 +158,7 @@ def test_who_stopped_a_run_that_saved_and_ended_is_slurms_to_say() -> None:
         (" DUE TO JOB REQUEUE", "preempted"),
     ):
         line = f"slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00{why} ***"
-        state = judge(Facts(run_id="r", attempt=0, ending=end, tails=(Tail("log", [line]),)))
+        state = judge(Facts(run_id="r", attempt=0, ending=end, tails={"log": [line]}))
         shown = own if status == "preempted" else line
         assert (state.status, state.evidence) == (status, shown)
 

@@ -18,9 +18,10 @@ from jobkit.analysis.collect.rows import observed_of, of_tables, recorded_spec, 
 from jobkit.analysis.collect.steps import IN_STEPS, Observed
 from jobkit.analysis.tables.frames import Row
 from jobkit.errors import UsageError
+from jobkit.files import open_regular
 from jobkit.metric.pattern import Pattern
 from jobkit.outcome.evidence import find_sign, of_newest
-from jobkit.outcome.logs import open_log, read_tail
+from jobkit.outcome.logs import MOST_READ, read_tail
 from jobkit.outcome.state import BAD_ENDS, RunState
 
 _ANYWHERE = Path("/")  # the user named the files
@@ -140,7 +141,7 @@ def size_of(path: Path, logs: GivenLogs) -> Row:
     """
     expression, per_node = regex.compile(logs.size), logs.ranks_per_node
     try:
-        with open_log(path, _ANYWHERE) as stream:
+        with open_regular(path, MOST_READ, _ANYWHERE) as stream:
             head = stream.read(_HEAD).decode("utf-8", "replace")
         texts = [path.name, *head.splitlines()]
         match = next((m for t in texts if (m := expression.search(t, timeout=TIMEOUT_S))), None)

@@ -13,10 +13,10 @@ import orjson
 
 from jobkit.analysis.collect.lines import ATTEMPT
 from jobkit.analysis.tables.text import counted
-from jobkit.files import closed, file_names, is_regular
+from jobkit.files import closed, file_names, is_regular, open_regular
 from jobkit.metric import reader
 from jobkit.metric.kinds import Record
-from jobkit.outcome.logs import open_log
+from jobkit.outcome.logs import MOST_READ
 from jobkit.paths import RunPaths
 
 # ATTEMPT.jsonl of rank 0; ATTEMPT.rRANK.jsonl, .s and .w: windows, samples and causes of any rank.
@@ -150,7 +150,7 @@ def _read(
     records: list[Record] = []
     count, first = 0, ""
     try:
-        with open_log(path, within) as stream:
+        with open_regular(path, MOST_READ, within) as stream:
             read = reader.read_file if path.suffix == ".jsonl" else scan
             for item in read(stream, loads=orjson.loads):
                 if isinstance(item, str):

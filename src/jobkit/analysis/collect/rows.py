@@ -36,9 +36,10 @@ from jobkit.analysis.tables.columns import RESULTS
 from jobkit.analysis.tables.frames import Row
 from jobkit.analysis.tables.text import counted
 from jobkit.errors import UsageError
+from jobkit.files import open_regular
 from jobkit.metric.kinds import COMMON, KINDS, Record
 from jobkit.metric.pattern import Pattern
-from jobkit.outcome.logs import open_log
+from jobkit.outcome.logs import MOST_READ
 from jobkit.outcome.state import RunState
 from jobkit.spec.command import CommandSpec, PlannedRun
 from jobkit.spec.runspec import RunSpec
@@ -82,7 +83,7 @@ def observed_of(
     by_lines = None
     if pattern and (by_pattern or by_meter is None or by_meter.source == "auto"):
         try:
-            with open_log(log, within) as stream:
+            with open_regular(log, MOST_READ, within) as stream:
                 by_lines = observed_lines(matches(stream, pattern), pattern, ranks, stated)
         except OSError:
             pass  # the reader of records says why
