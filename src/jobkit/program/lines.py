@@ -76,7 +76,8 @@ class Writer:
         if path:
             path.parent.mkdir(parents=True, exist_ok=True)
             # Unbuffered and O_APPEND: one write per record, so that a kill cannot tear one.
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            flags = os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+            flags |= os.O_WRONLY
             self._file = os.fdopen(os.open(path, flags, 0o666), "ab", buffering=0)
 
     @property
