@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -105,3 +106,10 @@ def test_it_imports_the_standard_library_only() -> None:
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert 'eval "$(hpc/minicluster env)"' in done.stdout
+
+
+def test_a_machine_whose_network_has_all_addresses_lends_none(monkeypatch) -> None:
+    for length, found in ((8, ""), (24, "10.77")):
+        shown = json.dumps([{"addr_info": [{"local": "10.0.0.1", "prefixlen": length}]}])
+        monkeypatch.setattr(machine, "ip", lambda *words, shown=shown: shown)
+        assert machine.choose_subnet(Path("/tmp/mc")).rpartition(".")[0] == found
