@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jobkit.errors import UsageError
 from jobkit.paths import REPOSITORY, RunPaths, StudyPaths, write_json
-from jobkit.spec.command import CommandSpec, PlannedRun
+from jobkit.spec.command import RUN_DIR, CommandSpec, PlannedRun
 
 RUN_SH = REPOSITORY / "run.sh"
 
@@ -59,7 +59,8 @@ def job_command(
 
 def run_words(spec: PlannedRun, folder: str) -> list[str]:
     """What run.sh gets of a run's settings, or of its command with the run's folder in it."""
-    return (spec.in_folder(folder) if isinstance(spec, CommandSpec) else spec).arguments()
+    words = spec.arguments()
+    return [w.replace(RUN_DIR, folder) for w in words] if isinstance(spec, CommandSpec) else words
 
 
 def _restart_words(max_restarts: int | None) -> list[str]:

@@ -1,13 +1,6 @@
 """Site settings: one cluster's partition, GPUs, container and setup, from hpc/sites/*.toml.
 
-name = "example"
-clusters = ["alps"]          # ClusterName of its Slurm, by which this file is found
-partition = "normal"
-time = "00:30:00"
-gpus_per_node = 4
-setup = ["source .venv/bin/activate"]
-[env]
-NCCL_DEBUG = "WARN"
+hpc/sites/example.toml has every key.
 """
 
 import re

@@ -33,10 +33,7 @@ Loads = Callable[[bytes], Any]
 
 
 def scan(
-    stream: BinaryIO,
-    *,
-    loads: Loads = json.loads,
-    start: re.Pattern[bytes] | None = None,
+    stream: BinaryIO, *, loads: Loads = json.loads, start: re.Pattern[bytes] | None = None
 ) -> Iterator[Record | str]:
     """Yield every record in a log, and for every tagged place without one the reason, in order.
 

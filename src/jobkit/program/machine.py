@@ -261,10 +261,7 @@ class Sampler(Guarded):
 
 
 def watch(
-    opened: Callable[[], Writer | None],
-    rank: int,
-    environment: Mapping[str, str],
-    gpus: int = 1,
+    opened: Callable[[], Writer | None], rank: int, environment: Mapping[str, str], gpus: int = 1
 ) -> Sampler | None:
     """Watch from here on what this rank must: its GPUs, and as its node's first rank the node.
 

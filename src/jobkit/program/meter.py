@@ -65,10 +65,7 @@ _meter: Any = _Nothing()
 
 
 def start(
-    unit: str | None = None,
-    *,
-    source: str = "meter",
-    environment: Mapping[str, str] | None = None,
+    unit: str | None = None, *, source: str = "meter", environment: Mapping[str, str] | None = None
 ) -> None:
     """Begin to measure: at the head of the training, on every rank.
 

@@ -70,10 +70,6 @@ def between(spans: Iterable[Span], begin: int, end: int) -> list[Span]:
     return [(max(a, begin), min(b, end)) for a, b in spans if b > begin and a < end]
 
 
-def _length(spans: Iterable[Span]) -> int:
-    return sum(end - begin for begin, end in spans)
-
-
 def measured(events: Iterable[Any], gpu: bool) -> dict[str, Any] | None:
     """The fields of a why record from the profiler's events; None with less than one step.
 
@@ -123,7 +119,7 @@ def measured(events: Iterable[Any], gpu: bool) -> dict[str, Any] | None:
     zero, parts, spans = edges[0], [], list[Span]()
     for begin, end in pairwise(edges):
         inside = [between(some, begin, end) for some in (busy, exposed, waiting)]
-        lengths = [end - begin, *map(_length, inside)]
+        lengths = [end - begin, *(sum(b - a for a, b in some) for some in inside)]
         lengths.append(max(0, lengths[0] - sum(lengths[1:])))
         parts.append([n / 1e9 / steps for n in lengths])
         spans += inside[1]

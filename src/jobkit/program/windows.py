@@ -81,10 +81,7 @@ class Meter(Guarded):
     """
 
     def __init__(
-        self,
-        unit: str | None,
-        source: str,
-        environment: Mapping[str, str] | None = None,
+        self, unit: str | None, source: str, environment: Mapping[str, str] | None = None
     ) -> None:
         env = self._environment = dict(os.environ if environment is None else environment)
         stated, of_study = env.get("JOBKIT_WORK_PER_STEP"), env.get("JOBKIT_UNIT")

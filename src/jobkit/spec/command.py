@@ -9,7 +9,7 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, ClassVar
 
@@ -166,10 +166,6 @@ class CommandSpec(ProgramOptions, AnyRun):
         words += [f"{k}{v}" for k, v in self.parameters.items()]
         middle = re.sub(r"[^A-Za-z0-9._-]|\.\.+", "", "-".join(words))
         return self.with_hash(f"{middle[:_MAX_SLUG].strip('-.')}-r{self.repeat}")
-
-    def in_folder(self, folder: str) -> "CommandSpec":
-        """The run with its folder put into its command."""
-        return replace(self, command=tuple(w.replace(RUN_DIR, folder) for w in self.command))
 
     def arguments(self) -> list[str]:
         """run.sh's options of a command, and the command."""

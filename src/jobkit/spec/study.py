@@ -1,27 +1,7 @@
 """Study and Plan: the grid of runs to compare, checked and saved before the first job starts.
 
-A study is a TOML file:
-
-    name = "strong"
-    strategies = ["ddp", "fsdp"]
-    gpus = [1, 2, 4, "2x4"]      # total ranks, or NODESxRANKS
-    repeats = 3
-    seed = 0                     # shuffles the order of the runs
-    [settings]                   # any setting of RunSpec, the same in every run
-    epochs = 5
-    [sweep]                      # any setting of RunSpec, one run for each value
-    precision = ["fp32", "bf16"]
-
-or of any other program, by its command, in which {names} are replaced (see command.py):
-
-    command = ["python", "train.py", "--batch={batch}", "--accumulate={40 / ranks}"]
-    launcher = "srun"            # or torchrun, or once: the command brings its own launcher
-    [parameters]                 # free names, columns of results.csv
-    batch = 12
-    [work]                       # what one optimizer step does, over all ranks
-    unit = "tokens"
-    per_step = "{batch * 40 * 1024}"
-    together = true              # though nothing may show that the ranks talk to each other
+A study is a TOML file, of jobkit's own training or, with command = [...], of any other program;
+docs/studies.md and docs/own-program.md have one of each kind.
 """
 
 import contextlib
