@@ -250,6 +250,7 @@ def judge_command(run: Run, code: int) -> int:
     # A rank that was killed with its shell notes nothing: the others do, which had to end with it.
     if code == 137 and not run.allocation and (failed or "143 ").startswith("143 "):
         failed = "137 ended by SIGKILL"
+        write_whole(folder / "failed", failed)  # for machine 0, where all may be well
     if failed is not None:
         match = re.fullmatch(r"([0-9]{1,3}) (.*)", failed, re.DOTALL)
         status, code, reason = "failed", 1, failed
