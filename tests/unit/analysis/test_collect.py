@@ -158,6 +158,17 @@ def test_slurm_is_asked_after_all_jobs_at_once(tmp_path: Path, monkeypatch) -> N
     assert (tmp_path / "asked").read_text().count(" -j 7,8 ") == 2
 
 
+def test_a_folder_without_a_plan_is_collected() -> None:
+    plan = whole_study(strategies=("ddp",), gpus=(1, 2))
+    plan.paths.plan.unlink()
+    one, other = sorted(plan.runs)
+    plan.paths.run(one).folder.rename(plan.paths.folder / "renamed")
+    plan.paths.run(other).spec.unlink()  # run_start says it too
+    results = collect(plan.paths.folder)
+    assert sorted(results.runs["run_id"]) == sorted(["renamed", other]) and results.ok
+    assert sorted(results.runs["world_size"]) == [1, 2] and len(results.epochs) == 6
+
+
 def test_messages_and_folders_that_the_plan_does_not_know_are_told() -> None:
     plan, run_id = one_run()
     run = FakeRun(plan.paths.folder, run_id, plan.runs[run_id]).begin()

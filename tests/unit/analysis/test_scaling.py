@@ -67,6 +67,11 @@ def test_the_numbers_by_hand() -> None:
     assert (one["speed_up"], one["efficiency_low"], one["efficiency_high"]) == (1, 1, 1)
 
 
+def test_a_rate_that_no_machine_has_is_as_if_it_were_not_measured() -> None:
+    one, two = measured_sizes(runs_of({1: [1e-300], 2: [1e300, 190.0]}), NONE)
+    assert (one.throughput, two.throughput, two.speed_up) == (None, 190.0, 1.0)
+
+
 def test_the_baseline_is_stated_and_its_ranks_count_in_the_efficiency() -> None:
     """With a baseline of 2 ranks both ends are around 8 / 2 times less than the speed-up."""
     table = scaling(runs_of({2: [100.0, 102, 98], 8: [300.0, 306, 294]}), NONE)
