@@ -290,7 +290,8 @@ def test_the_one_before_is_taken_or_the_run_begins_anew_or_is_refused(
     else:
         done = forge(1, *how, run_dir=paths.folder, cwd=own, code=code)
     if loaded is None:
-        assert f"no valid checkpoint in {paths.checkpoints}: to begin from scratch" in done.out
+        how = "leave out --resume-from" if named else "remove that folder"
+        assert f"in {paths.checkpoints}: to begin from scratch, {how}\n" in done.out
         return
     expected = [("rejected", iteration) for iteration in broken]
     expected += [("loaded", loaded)] * bool(loaded)

@@ -102,9 +102,9 @@ def resume(trainer: "Trainer", group: Group, candidates: list[Path], must: bool)
         report.say(text)
         return folder
     if candidates and (must or begun):  # begun: the model is half of a checkpoint's by now
+        how = "leave out --resume-from" if must else "remove that folder"  # no other run's
         raise UsageError(
-            f"no valid checkpoint in {candidates[0].parent}: to begin from scratch, remove that "
-            "folder or leave out --resume-from"
+            f"no valid checkpoint in {candidates[0].parent}: to begin from scratch, {how}"
         )
     if candidates:
         report.warn("no valid checkpoint: the run starts from scratch")
