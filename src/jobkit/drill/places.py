@@ -199,7 +199,7 @@ class SlurmPlace:
         shape = slurm_options.Shape(spec.nodes, spec.ranks_per_node)
         name = f"drill-{paths.folder.name}"
         options = sbatch_options(shape, self.site, {**self.options, **more}, name)
-        log = str(paths.log)
+        log = str(paths.log).replace("%", "%%")  # else Slurm would replace %j and others
         options |= {**slurm_options.warning(options), "output": log, "error": log}
         words = [f"--{k}" if v is True else f"--{k}={v}" for k, v in options.items()]
         write_whole(paths.site, self.site.shell())
