@@ -167,6 +167,7 @@ def test_a_folder_without_a_plan_is_collected() -> None:
     results = collect(plan.paths.folder)
     assert sorted(results.runs["run_id"]) == sorted(["renamed", other]) and results.ok
     assert sorted(results.runs["world_size"]) == [1, 2] and len(results.epochs) == 6
+    assert {*results.runs["series"]} == {"ddp"}
 
 
 def test_messages_and_folders_that_the_plan_does_not_know_are_told() -> None:

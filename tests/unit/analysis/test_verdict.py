@@ -585,3 +585,17 @@ def test_a_run_that_was_started_again_says_why_its_wall_time_is_no_rate() -> Non
     first, second = results.sizes
     assert first.note is None and second.note == SEVERAL_STARTS
     assert results.scaling["note"].to_list()[1] == SEVERAL_STARTS
+
+
+def test_of_many_kinds_of_rates_two_are_told() -> None:
+    rows = []
+    for scaling, unit in (("strong", "x/s"), ("weak", "x/s"), (None, "x/s"), (None, "y/s")):
+        rates = {1: [100.0, 101.0], 2: [190.0, 191.0], 4: [300.0, 301.0]}
+        rows += [
+            row | {"throughput": row["images_per_s"], "throughput_unit": unit, "images_per_s": None}
+            for row in runs_of({f"{unit} {scaling or 'z'}": rates}, scaling)
+        ]
+    lines = verdict(results_from(frame(rows, RESULTS)), "GPUs")
+    assert lines[0].startswith("strong: ") and " weak: " in lines[0]
+    assert lines[0].endswith(". 2 more kinds of rates: see the table.")
+    assert lines[-1] == "All 24 runs ok." and len(" ".join(lines).split()) <= MAX_WORDS

@@ -29,10 +29,11 @@ from jobkit.analysis.scaling.scaling import (
     surely_faster,
 )
 from jobkit.analysis.scaling.sizes import Size, fewest_nodes, where
-from jobkit.analysis.tables.text import rounded, say, say_accuracy, sentence, some
+from jobkit.analysis.tables.text import counted, rounded, say, say_accuracy, sentence, some
 
 MAX_WORDS = 100
 _SHOWN = 3  # series
+_KINDS = 2  # of scaling and unit
 _AT = " at 95%"  # the confidence of an interval
 _SHORT_S = 0.001  # below it, what an epoch costs is no help
 _MEASURES: dict[str, tuple[str, Callable[[float], str]]] = {
@@ -49,6 +50,9 @@ def verdict(results: Results, unit: str, least: float = MIN_EFFICIENCY) -> list[
     kinds = defaultdict[tuple[str, str], list[Size]](list)
     for size in measured:
         kinds[_kind(size)].append(size)
+    left = len(kinds) - _KINDS
+    for kind in [*kinds][_KINDS:]:
+        del kinds[kind]
     titles = [f"{scaling or of}: " if len(kinds) > 1 else "" for scaling, of in kinds]
     requests = [_request(results, sizes, unit, least) for sizes in kinds.values()]
     fastest = [_fastest(results, sizes, unit, least) for sizes in kinds.values()]
@@ -58,7 +62,8 @@ def verdict(results: Results, unit: str, least: float = MIN_EFFICIENCY) -> list[
         f"{title}{''.join(f'{sentence(c.text)} ' for c in doubts if c.first)}{text}"
         for title, (text, doubts) in zip(titles, requests, strict=True)
     ]
-    words = len(" ".join(first).split())
+    more_kinds = [f"{counted(left, 'more kind')} of rates: see the table."] * (left > 0)
+    words = len(" ".join(first + more_kinds).split())
 
     def fitting(*texts: str) -> list[str]:
         """The texts for which words are left, in their order."""
@@ -85,11 +90,17 @@ def verdict(results: Results, unit: str, least: float = MIN_EFFICIENCY) -> list[
     last = fitting(runs) or fitting(brief)
     others = [fitting(*(c.text for c in own if not c.grave and c is not own[0])) for own in later]
     learnt += fitting(steady, _memory(results, unit))
-    request = " ".join(
+    request = [
         f"{'; '.join([text, *one, *more])}."
         for text, one, more in zip(first, gravest, others, strict=True)
-    )
-    return [request, *best, *limits, *filter(None, [" ".join(learnt)]), *last]
+    ]
+    return [
+        " ".join(request + more_kinds),
+        *best,
+        *limits,
+        *filter(None, [" ".join(learnt)]),
+        *last,
+    ]
 
 
 def request_of(results: Results, least: float = MIN_EFFICIENCY) -> Size | None:
