@@ -6,7 +6,6 @@ import shlex
 import signal
 import sys
 import time
-from pathlib import Path
 
 from jobkit.errors import Exit, Parser, UsageError, at_least
 from minicluster import cluster as clusters
@@ -69,25 +68,19 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def bring_up(root: Path, args: argparse.Namespace) -> None:
-    """Bring a cluster up, and say what comes next."""
-    begin = time.monotonic()
-    asked = {name: value for name, value in vars(args).items() if name != "command"}
-    cluster = clusters.up(Cluster(root=root, **asked), lambda text: print(text, flush=True))
-    parts = f"{cluster.cores} cores, {cluster.gpus} GPUs, {cluster.memory_mib} MiB"
-    took_s = time.monotonic() - begin
-    print(f"up: {cluster.node_range} idle, each {parts}; {took_s:.1f} s")
-    env = f"{machine.DIR_VARIABLE}={root} hpc/minicluster env"
-    print(f'next:\n  eval "$({env})"\n  sinfo\n  {_FIRST_STEP}')
-    print("  hpc/minicluster down")
-
-
 def run(args: argparse.Namespace) -> None:
     """Run one command."""
-    root = clusters.folder_of()
+    root, begin = clusters.folder_of(), time.monotonic()
     match args.command:
         case "up":
-            bring_up(root, args)
+            asked = {name: value for name, value in vars(args).items() if name != "command"}
+            cluster = clusters.up(Cluster(root=root, **asked), lambda text: print(text, flush=True))
+            parts = f"{cluster.cores} cores, {cluster.gpus} GPUs, {cluster.memory_mib} MiB"
+            took_s = time.monotonic() - begin
+            print(f"up: {cluster.node_range} idle, each {parts}; {took_s:.1f} s")
+            env = f"{machine.DIR_VARIABLE}={root} hpc/minicluster env"
+            print(f'next:\n  eval "$({env})"\n  sinfo\n  {_FIRST_STEP}')
+            print("  hpc/minicluster down")
         case "env":
             clusters.running(root)
             for name, value in machine.exports(root).items():

@@ -97,8 +97,10 @@ def evidence_of(ranks: Mapping[int, Iterable[int]], nodes: frozenset[str] = froz
     for (local, remote), rank in ends.items():
         if ends.get((remote, local), rank) != rank:
             return "connection"
-        known = remote.rpartition(":")[0] in nodes or (rank, local.rpartition(":")[2]) in doors
-        if known and _is_elsewhere(local, remote):
+        (here, _, port), there = local.partition(":"), remote.partition(":")[0]
+        loopback = there.endswith("7F") if len(there) == 8 else there.endswith("01000000")
+        # The other end is on another machine, and it is one of the job's, or came to a rank.
+        if not loopback and there != here and (there in nodes or (rank, port) in doors):
             return "connection"
     seen = set[str]()
     for pids in ranks.values():
@@ -112,13 +114,6 @@ def evidence_of(ranks: Mapping[int, Iterable[int]], nodes: frozenset[str] = froz
             return "shared memory"
         seen |= memory
     return ""
-
-
-def _is_elsewhere(local: str, remote: str) -> bool:
-    """Whether the other end of a connection is on another machine."""
-    here, there = local.rpartition(":")[0], remote.rpartition(":")[0]
-    loopback = there.endswith("7F") if len(there) == 8 else there.endswith("01000000")
-    return not loopback and there != here
 
 
 def _connections(pids: list[int]) -> Iterator[Connection]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jobkit.errors import Exit, Parser, UsageError, at_least, command, positive, whole
 from jobkit.planner.memory import add_model_arguments, amount, base_of, head, text_table
 from jobkit.spec.strategies import FACTS
-from jobkit.spec.traffic import Link, Links, seconds, waits
+from jobkit.spec.traffic import Link, Links, seconds
 from jobkit.units import GIB, say_seconds
 
 if TYPE_CHECKING:
@@ -126,7 +126,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for each in possible:
         costs, idle = (math.nan, "-"), idle_share(each.spec)
         if (messages := step_messages(each, subject)) is not None:
-            costs = (seconds(messages, links), str(waits(messages)))
+            waits = sum(m.count for m in messages if m.scope.ranks > 1)  # none is overlapped
+            costs = (seconds(messages, links), str(waits))
         options.append(Option(each, each.total <= usable, *costs, idle))
     taken = choose(options)
     gib = f"GiB of {usable / GIB:.3g}"

@@ -43,8 +43,9 @@ class Facts:
     verified: ClassVar[tuple[Variant, ...]]
 
     def label(self, settings: Settings) -> str:
-        """The name of the strategy with its mode."""
-        return self.name
+        """The name of the strategy with its mode: the first whose changes are these settings."""
+        modes = self.modes(settings).items()
+        return next(label for label, mode in modes if settings == {**settings, **mode})
 
     def modes(self, settings: Settings) -> dict[str, Settings]:
         """Its modes by label, each as what it changes in the settings."""
@@ -135,12 +136,6 @@ class FSDPFacts(Facts):
     def shards(self, settings: Settings) -> int:
         return _world(settings) // int(settings["fsdp_hybrid_replicas"])
 
-    def label(self, settings: Settings) -> str:
-        if settings["fsdp_hybrid_replicas"] > 1:
-            return "fsdp, hybrid"
-        full = settings["fsdp_reshard_after_forward"]
-        return "fsdp, full shard" if full else "fsdp, gradients and optimizer"
-
     def modes(self, settings: Settings) -> dict[str, Settings]:
         plain = {"fsdp_hybrid_replicas": 1}
         modes: dict[str, Settings] = {
@@ -182,7 +177,7 @@ class PipelineFacts(Facts):
     splits_model = True
     owns: ClassVar[tuple[str, ...]] = ("pipeline_", "microbatches")
     refuses: ClassVar = {
-        "compile": "its stages are traced graphs, which torch compiles again for each microbatch",
+        "compile": "its stages are traced graphs, which torch compiles again for each microbatch"
     }
     normalises_over = "microbatch"
     verified: ClassVar[tuple[Variant, ...]] = (

@@ -75,11 +75,6 @@ def scope_of(ranks: int, ranks_per_node: int, stride: int = 1) -> Scope:
     return Scope(ranks, nodes, min(stride, ranks_per_node) if nodes > 1 else 1)
 
 
-def waits(messages: Iterable[Message]) -> int:
-    """How often a rank waits for others in a step, where nothing is overlapped."""
-    return sum(m.count for m in messages if m.scope.ranks > 1)
-
-
 def seconds(messages: Iterable[Message], links: Links) -> float:
     """Seconds of all messages of a step, one after the other."""
     return sum(m.count * message_s(m, links) for m in messages)
