@@ -120,6 +120,13 @@ def run_sh(*words, **env: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(["bash", str(ROOT / "run.sh"), *map(str, words)], timeout=400, **how)
 
 
+def test_run_sh_claims_no_attempt_through_a_link(tmp_path: Path, outside: Path) -> None:
+    soft_link(tmp_path / "run" / "attempts", outside)
+    done = run_sh("--run-dir", tmp_path / "run", "--", "true")
+    assert done.returncode == 2 and "attempts is a link" in done.stderr
+    assert not (outside / "0").exists()
+
+
 def test_run_sh_begins_nothing_where_everybody_may_exchange_its_folder(tmp_path: Path) -> None:
     (tmp_path / "single").mkdir()
     (tmp_path / "single").chmod(0o777)

@@ -148,6 +148,13 @@ def test_any_value_in_a_record_of_a_job_is_passed_over(name, monkeypatch, capsys
     assert all(plain(line) for line in "".join(capsys.readouterr()).split("\n"))
 
 
+@pytest.mark.parametrize("main", [status, cancel, collect_main])
+def test_a_name_that_is_none_is_one_line(main, capsys) -> None:
+    for name in ("x" * 5000, "a\0b", "a\nb", "/" + "x/" * 3000):
+        assert main([name]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
 @given(st.text(alphabet=st.characters() | st.sampled_from(ESC)))
 def test_any_error_is_one_plain_line(text: str) -> None:
     assert plain(one_line(text)) and plain(str(UsageError(text)))
