@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from jobkit.analysis.cli import collect_main
+from jobkit.errors import UsageError
 from jobkit.files import append_to, read_regular
 from jobkit.launch import local
 from jobkit.launch.command import LaunchRequest
@@ -143,6 +144,15 @@ def test_run_sh_evaluates_nothing_that_a_file_says(tmp_path: Path) -> None:
     done = run_sh(*own, "--", "bash", "-c", write, text)
     assert done.returncode == 1 and not (tmp_path / "pwned").exists()
     assert (read_json(RunPaths(tmp_path / "run").outcome(0)) or {})["exit_code"] == 1
+
+
+def test_figures_are_not_drawn_into_a_folder_of_elsewhere(plan: Plan, outside: Path) -> None:
+    from jobkit.analysis.collect.results import collect
+    from jobkit.analysis.figures.draw import draw
+
+    soft_link(plan.paths.figures, outside)
+    with pytest.raises(UsageError, match="is a link"):
+        draw(collect("s"))
 
 
 @pytest.mark.parametrize("name", ["train.log", "metrics/0.jsonl", ".", "slurm.log"])
