@@ -139,8 +139,14 @@ def test_the_first_iteration_of_a_batch_size_is_not_timed(
     assert windows.images == 1038 - 7 * excluded
 
 
-def test_an_epoch_without_a_counted_step_keeps_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("writes", [True, False])
+def test_an_epoch_without_a_counted_step_keeps_its_time(
+    monkeypatch: pytest.MonkeyPatch, writes: bool
+) -> None:
+    """And where its rank cannot open a file of records."""
     now = [0.0]
+    if not writes:
+        monkeypatch.setattr(Reporter, "rank_writer", lambda *_: Path("/").read_bytes())
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     windows = StepWindows(Reporter(None, 0, 0), RankEnv(), 1)
     windows.start(warmup=1, why=2)  # place 6: the steps 7 to 10 are aside

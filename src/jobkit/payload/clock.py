@@ -9,7 +9,7 @@ from jobkit.payload.place import RankEnv
 from jobkit.payload.report import Reporter
 from jobkit.program.lines import Writer
 from jobkit.program.machine import watch
-from jobkit.program.process import synchronised_s
+from jobkit.program.process import synchronised_s, warn
 from jobkit.program.why import Why
 from jobkit.program.windows import Meter
 
@@ -38,16 +38,18 @@ class StepWindows(Meter):
     def _open(self, work: float | None) -> None:
         """Have a writer at the first step: a rank that trains nothing leaves no file."""
         report = self._report
-        if report.writer is None:
-            self._own = report.rank_writer("r")
-        self._writer = (
-            report.writer
-            or self._own
-            or Writer(study="", run_id="", attempt=0, rank=self.rank, path=None, log=None)
-        )
-        self._sampler = watch(partial(report.rank_writer, "s"), self.rank, self._place, self._gpus)
-        if report.folder is not None:
-            self.why.open(partial(report.rank_writer, "w"), report.folder, self._place, self.rank)
+        none = Writer(study="", run_id="", attempt=0, rank=self.rank, path=None, log=None)
+        self._writer = report.writer or none
+        try:
+            if report.writer is None and (own := report.rank_writer("r")):
+                self._own = self._writer = own
+            opened = partial(report.rank_writer, "s")
+            self._sampler = watch(opened, self.rank, self._place, self._gpus)
+            if report.folder is not None:
+                opened = partial(report.rank_writer, "w")
+                self.why.open(opened, report.folder, self._place, self.rank)
+        except OSError as error:  # the sums of its epochs are needed still
+            warn(f"a file of records cannot be opened: {error}")
 
     def _write(self, kind: str, **fields: Any) -> None:
         super()._write(kind, **fields)
