@@ -329,7 +329,9 @@ def test_a_study_of_known_cause_gets_the_lines_of_an_expert(name: str) -> None:
     ],
 )  # fmt: skip
 def test_what_lines_say_of_rates(rates: dict[str, dict[int, list[float]]], texts) -> None:
-    page = "\n".join(verdict(results_of(rates), "GPUs"))
+    lines = verdict(results_of(rates), "GPUs")
+    page = "\n".join(lines)
+    assert "." not in lines
     assert not [text for text in texts if text not in page], page
 
 
