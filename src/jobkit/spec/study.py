@@ -96,6 +96,9 @@ class Study(ProgramOptions):
         if self.strategies not in ((), _DEFAULT_STRATEGIES):
             raise UsageError("strategies are of jobkit's own training, not of a command")
         object.__setattr__(self, "strategies", ())
+        if self.pattern and ("/" in self.pattern or self.pattern.endswith(".toml")):
+            # Who collects the study may be in another folder.
+            object.__setattr__(self, "pattern", str(Path(self.pattern).absolute()))
         for name in self.settings:
             raise UsageError(
                 f"--{name.replace('_', '-')} is a setting of jobkit's own training: a command has "

@@ -68,6 +68,12 @@ def test_a_plan_comes_back_whole(tmp_path: Path) -> None:
         read_spec({"commandd": ["x"], "command": ["x"]})
 
 
+def test_a_pattern_by_its_path_is_found_from_any_folder(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = [nano(pattern=name).pattern for name in ("nanogpt", "./mine.toml", "/x/mine.toml")]
+    assert found == ["nanogpt", str(tmp_path / "mine.toml"), "/x/mine.toml"]
+
+
 def test_the_identity_of_a_run_is_what_it_does() -> None:
     one = CommandSpec(command=("python", "train.py"))
     assert one.run_id == replace(one, unit="images", warmup_steps=9, pattern="nanogpt").run_id
