@@ -1,11 +1,7 @@
 """The communication benchmark's results: bandwidths, their file, and lines fitted to times.
 
-comm.csv has a row for each operation and size. Sizes and bandwidths are those of nccl-tests (its
-doc/PERFORMANCE.md), so that the numbers can be compared:
-
-    algorithm bandwidth = bytes / time
-    bus bandwidth       = algorithm bandwidth x a factor of the operation on n ranks
-
+comm.csv has a row for each operation and size; KINDS["comm"] says what its columns are. Sizes and
+bandwidths are those of nccl-tests (its doc/PERFORMANCE.md), so that the numbers can be compared.
 The bus bandwidth is what each link carries, whatever the number of ranks: it compares with the
 hardware's. 1 GB is 10^9 bytes.
 """

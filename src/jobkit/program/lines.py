@@ -73,17 +73,13 @@ class Writer:
         self._log, self._seq = log, 0
         self._file: BinaryIO | None = None
         self._path = path
+        self.folder = path.parent.parent if path else None  # of the run; the file is in metrics/
         if path:
             path.parent.mkdir(parents=True, exist_ok=True)
             # Unbuffered and O_APPEND: one write per record, so that a kill cannot tear one.
             flags = os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
             flags |= os.O_WRONLY
             self._file = os.fdopen(os.open(path, flags, 0o666), "ab", buffering=0)
-
-    @property
-    def folder(self) -> Path | None:
-        """The run's folder, in whose metrics/ the file is."""
-        return self._path.parent.parent if self._path else None
 
     def write(self, kind: str, **fields: Any) -> None:
         """Write one record. The log's copy of a long one is without its longest fields."""
