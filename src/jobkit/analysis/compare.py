@@ -66,7 +66,8 @@ class Comparison:
         if half is None:
             return f"{text}: not judged: that takes 2 repeats of a size"
         low, high = (math.expm1(self.difference + x) for x in (-half, half))
-        what = f"may be {f'within {100 * self.tolerance:g} %' if self.tolerance else 'chance'}"
+        what = f"within {100 * self.tolerance:g} %" if self.tolerance else "chance"
+        what = what if max(-low, high) < self.tolerance else f"may be {what}"
         if self.slower or self.faster:
             what = f"{'slower' if self.slower else 'faster'} beyond chance"
         return f"{text} [{low:+.1%}, {high:+.1%} at 95%]: {what}"

@@ -76,7 +76,7 @@ def test_a_tolerance_is_part_of_the_test() -> None:
         (one,) = compare(now, before, tolerance)[0]
         assert one.slower is slower
     # It is slower for certain, and by less than that.
-    assert one.line().endswith("]: may be within 8 %")
+    assert one.line().endswith("]: within 8 %")
     (one,) = compare(before, now)[0]
     assert one.faster and not one.slower
     assert "faster beyond chance" in one.line()
