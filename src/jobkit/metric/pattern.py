@@ -3,10 +3,8 @@
     pattern = load_pattern("nanogpt")               a file of hpc/patterns, or a path
 
 The file has expressions by free names, and of, spans and contains. A group's name says its
-quantity and unit: step, step_time_ms, tokens_per_s_per_gpu, samples_per_step, train_loss; any
-other name is a free column. Nothing is guessed: a name without its unit is free. Whether a rate is
-of all ranks or of one must be said, by "of" or by the name. Names are the same for a [METRIC]
-key=value line.
+quantity and unit (_NAMES), as in a [METRIC] key=value line; any other name is a free column.
+Whether a rate is of all ranks or of one must be said, by "of" or by the name.
 """
 
 import re

@@ -133,7 +133,7 @@ class Hook(Guarded):
             from . import meter  # the one beside this file, whatever meter the program has
 
             meter.start("samples", source="auto", environment=self.environment)
-            self.meter = meter.current()
+            self.meter = meter._meter  # which is nothing where it could not begin
             self.meter.begin(min((each.begin for each in training), default=None))
         if others := [each for each in passes if not each.training]:
             # Take evaluation out of the time: to the next request of a batch for training.

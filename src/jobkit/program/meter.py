@@ -86,11 +86,6 @@ def start(
         warn(f"{type(error).__name__}: {error}; nothing is measured")
 
 
-def current() -> Any:
-    """The measurement of this process, for the hook."""
-    return _meter
-
-
 def batches(loader: Any) -> Batches:
     """The loader's batches; the time of waiting for them is data_wait_s."""
     return Batches(loader)

@@ -252,8 +252,6 @@ class RunSpec(AnyRun):
         identity=False,
     )
 
-    # Settings that the program decides by its device where they have these values.
-    left_to_device: ClassVar[Mapping[str, Any]] = {"precision": "auto", "fp32": "auto"}
     parameters: ClassVar[Mapping[str, Any]] = {}  # of a command alone
 
     def __post_init__(self) -> None:
@@ -319,7 +317,7 @@ class RunSpec(AnyRun):
 
     def decided(self, recorded: Mapping[str, Any]) -> "RunSpec":
         """What is planned, with what it leaves to the device as a run recorded it."""
-        left = [n for n, value in self.left_to_device.items() if getattr(self, n) == value]
+        left = [name for name in ("precision", "fp32") if getattr(self, name) == "auto"]
         known = {n: recorded.get(n) for n in left if recorded.get(n) in _META[n]["choices"]}
         return self.with_values(**known)
 
