@@ -102,8 +102,8 @@ def test_a_crash_is_started_again_on_both_and_a_stop_signal_to_one_ends_both(mac
 
 
 def test_a_rank_that_is_killed_with_its_shell_fails_the_run_of_both(machines: Machines) -> None:
-    text = "[[ $RANK == 3 ]] && kill -9 0; until [[ -e $JOBKIT_RUN_DIR/attempts/0/failed ]]; do "
-    machines.start_both("--", "bash", "-c", f"{text} sleep 0.05; done")
+    text = "[[ $RANK == 3 ]] && kill -9 0; until grep -qs ^137 $JOBKIT_RUN_DIR/attempts/0/failed"
+    machines.start_both("--", "bash", "-c", f"{text}; do sleep 0.05; done")
     assert machines.ends()[0] == [137, 137]
     assert machines.outcome()["reason"] == "ended by SIGKILL"
 
