@@ -20,7 +20,6 @@ _POLL_S = 0.25
 _LAST_LINES_S = 2.0  # for what a child has printed last
 _WRITING = threading.Lock()
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 # --- which process a file names: by pid and start -------------------------------------------------
@@ -162,7 +161,7 @@ class Signals:
         for end in (self._read, write):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        for signum in (*END_SIGNALS, *USER_SIGNALS, signal.SIGCHLD):
+        for signum in (*END_SIGNALS, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
             if signal.getsignal(signum) is not signal.SIG_IGN:  # as nohup leaves HUP
                 signal.signal(signum, lambda *_: None)  # SIG_IGN would be inherited by the children
 

@@ -68,27 +68,6 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def run(args: argparse.Namespace) -> None:
-    """Run one command."""
-    root, begin = clusters.folder_of(), time.monotonic()
-    match args.command:
-        case "up":
-            asked = {name: value for name, value in vars(args).items() if name != "command"}
-            cluster = clusters.up(Cluster(root=root, **asked), lambda text: print(text, flush=True))
-            parts = f"{cluster.cores} cores, {cluster.gpus} GPUs, {cluster.memory_mib} MiB"
-            took_s = time.monotonic() - begin
-            print(f"up: {cluster.node_range} idle, each {parts}; {took_s:.1f} s")
-            env = f"{machine.DIR_VARIABLE}={root} hpc/minicluster env"
-            print(f'next:\n  eval "$({env})"\n  sinfo\n  {_FIRST_STEP}')
-            print("  hpc/minicluster down")
-        case "env":
-            clusters.running(root)
-            for name, value in machine.exports(root).items():
-                print(f"export {name}={shlex.quote(value)}")
-        case "down":
-            print(f"down: {root}" if clusters.down(root) else f"no cluster in {root}")
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     os.umask(0o022)  # root's cluster is for other users too
@@ -96,7 +75,25 @@ def main(argv: list[str] | None = None) -> int:
         args = parser().parse_args(argv)
         if args.command == "up" and args.enforce and not args.accounting:
             raise UsageError("--enforce needs the accounting: leave --no-accounting out")
-        run(args)
+        root, begin = clusters.folder_of(), time.monotonic()
+        match args.command:
+            case "up":
+                asked = {name: value for name, value in vars(args).items() if name != "command"}
+                cluster = clusters.up(
+                    Cluster(root=root, **asked), lambda text: print(text, flush=True)
+                )
+                parts = f"{cluster.cores} cores, {cluster.gpus} GPUs, {cluster.memory_mib} MiB"
+                took_s = time.monotonic() - begin
+                print(f"up: {cluster.node_range} idle, each {parts}; {took_s:.1f} s")
+                env = f"{machine.DIR_VARIABLE}={root} hpc/minicluster env"
+                print(f'next:\n  eval "$({env})"\n  sinfo\n  {_FIRST_STEP}')
+                print("  hpc/minicluster down")
+            case "env":
+                clusters.running(root)
+                for name, value in machine.exports(root).items():
+                    print(f"export {name}={shlex.quote(value)}")
+            case "down":
+                print(f"down: {root}" if clusters.down(root) else f"no cluster in {root}")
         return Exit.OK
     except UsageError as error:
         print(f"minicluster: error: {error}", file=sys.stderr)

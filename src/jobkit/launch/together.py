@@ -14,7 +14,6 @@ import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from jobkit.outcome import slurm_jobs
 from jobkit.processes import environments
@@ -25,14 +24,6 @@ _SHARED = ("/dev/shm/", "/memfd:", "/SYSV", "/dev/zero")
 _DEVICES = ("/dev/infiniband/", "/dev/cxi", "/dev/hfi1", "/dev/gni", "/dev/kgni")
 _ESTABLISHED, _LISTENS = "01", "0A"  # net/tcp_states.h
 _MAPPED = "0000000000000000FFFF0000"  # IPv4 within IPv6
-
-
-class Connection(NamedTuple):
-    """One TCP socket, its ends as address:port in the kernel's hexadecimal digits."""
-
-    local: str
-    remote: str
-    state: str
 
 
 class Watch:
@@ -90,10 +81,10 @@ def evidence_of(ranks: Mapping[int, Iterable[int]], nodes: frozenset[str] = froz
 
     ranks: the processes of each rank of this machine. nodes: addresses of the job's nodes.
     """
-    sockets = [(rank, c) for rank, pids in ranks.items() for c in _connections(list(pids))]
-    ends = {(c.local, c.remote): rank for rank, c in sockets if c.state == _ESTABLISHED}
+    sockets = [(rank, *c) for rank, pids in ranks.items() for c in _connections(list(pids))]
+    ends = {(local, remote): rank for rank, local, remote, s in sockets if s == _ESTABLISHED}
     # A rank listens on these; whoever comes from elsewhere is one of another machine.
-    doors = {(rank, c.local.rpartition(":")[2]) for rank, c in sockets if c.state == _LISTENS}
+    doors = {(rank, local.partition(":")[2]) for rank, local, _, s in sockets if s == _LISTENS}
     for (local, remote), rank in ends.items():
         if ends.get((remote, local), rank) != rank:
             return "connection"
@@ -116,8 +107,8 @@ def evidence_of(ranks: Mapping[int, Iterable[int]], nodes: frozenset[str] = froz
     return ""
 
 
-def _connections(pids: list[int]) -> Iterator[Connection]:
-    """The TCP sockets of the processes of one rank."""
+def _connections(pids: list[int]) -> Iterator[tuple[str, str, str]]:
+    """The TCP sockets of one rank's processes: both ends, hexadecimal address:port, and state."""
     inodes = set[str]()
     for link in (link for pid in pids for link in Path(f"/proc/{pid}/fd").glob("*")):
         with contextlib.suppress(OSError):
@@ -128,7 +119,7 @@ def _connections(pids: list[int]) -> Iterator[Connection]:
             for words in map(str.split, path.read_text().splitlines()[1:]):
                 if words[9] in inodes:
                     local, remote = (end.removeprefix(_MAPPED) for end in words[1:3])
-                    yield Connection(local, remote, words[3])
+                    yield local, remote, words[3]
 
 
 def _mappings(pid: int) -> Iterator[tuple[str, str]]:

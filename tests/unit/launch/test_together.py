@@ -77,14 +77,14 @@ def test_only_a_connection_that_comes_in_is_evidence(monkeypatch) -> None:
     """Of two nodes with a rank each, only one end is seen."""
     port, node, own = "7530", "0200000A", "0100000A"  # 10.0.0.2 and 10.0.0.1
 
-    def seen(*connections: together.Connection, nodes: frozenset[str] = frozenset()) -> str:
+    def seen(*connections: tuple[str, str, str], nodes: frozenset[str] = frozenset()) -> str:
         monkeypatch.setattr(together, "_connections", lambda _: connections)
         return evidence_of({0: [os.getpid()]}, nodes)
 
-    listens = together.Connection(f"00000000:{port}", "00000000:0000", "0A")
-    accepted = together.Connection(f"{own}:{port}", f"{node}:9999", "01")
-    goes_out = together.Connection(f"{own}:8888", f"{node}:01BB", "01")
-    to_itself = together.Connection(f"0100007F:{port}", "0100007F:9999", "01")
+    listens = (f"00000000:{port}", "00000000:0000", "0A")
+    accepted = (f"{own}:{port}", f"{node}:9999", "01")
+    goes_out = (f"{own}:8888", f"{node}:01BB", "01")
+    to_itself = (f"0100007F:{port}", "0100007F:9999", "01")
     assert seen(listens, accepted) == "connection"
     assert seen(listens, goes_out) == seen(listens, to_itself) == seen(listens) == ""
     assert seen(goes_out, nodes=frozenset({node})) == "connection"
