@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from jobkit.drill.faults import FAULTS, REFERENCE, FaultCase, show, write_csv
+from jobkit.drill.faults import FAULTS, REFERENCE, show, write_csv
 from jobkit.drill.places import LocalPlace, Place, SlurmPlace
 from jobkit.drill.programs import Program
 from jobkit.drill.run import PATIENCE_S, Drill
@@ -77,25 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in names:
         one_of("fault", name, FAULTS)
     program = program_of(args, words[end:])
-    return run(args, program, [FAULTS[name] for name in names])
-
-
-def program_of(args: argparse.Namespace, words: Sequence[str]) -> Program:
-    """What the drill starts: the command after --, else jobkit's training. Raises UsageError."""
-    if not words:
-        return Program(device=args.device or "cpu")
-    if not words[1:]:
-        raise UsageError("-- needs a command after it, as: -- python train.py")
-    if args.device:
-        raise UsageError("--device is of jobkit's own training, not of a command")
-    # From the start to the fault, from there to the end, and as long again.
-    minutes = max(10, math.ceil(3 * args.patience / 60))
-    return Program(words=tuple(words[1:]), minutes=minutes)
-
-
-def run(args: argparse.Namespace, program: Program, faults: Sequence[FaultCase]) -> int:
-    """Run the drill where the arguments say; return the exit code."""
-    from rich.console import Console
+    from rich.console import Console  # --help needs no rich
 
     width = None if sys.stdout.isatty() else 100
     study, console = StudyPaths.named("drill"), Console(highlight=False, markup=False, width=width)
@@ -112,7 +94,7 @@ def run(args: argparse.Namespace, program: Program, faults: Sequence[FaultCase])
             place=place_of(args), study=study, program=program, patience_s=args.patience, say=say,
             halted=halted,
         )  # fmt: skip
-        rows = drill.run(faults)
+        rows = drill.run([FAULTS[name] for name in names])
     write_csv(rows, study.drill)
     show(rows, console)
     bad = [row.fault for row in rows if not row.good]
@@ -123,6 +105,19 @@ def run(args: argparse.Namespace, program: Program, faults: Sequence[FaultCase])
     if halted.is_set():
         return Exit.INTERRUPTED
     return Exit.THRESHOLD if bad else Exit.OK
+
+
+def program_of(args: argparse.Namespace, words: Sequence[str]) -> Program:
+    """What the drill starts: the command after --, else jobkit's training. Raises UsageError."""
+    if not words:
+        return Program(device=args.device or "cpu")
+    if not words[1:]:
+        raise UsageError("-- needs a command after it, as: -- python train.py")
+    if args.device:
+        raise UsageError("--device is of jobkit's own training, not of a command")
+    # From the start to the fault, from there to the end, and as long again.
+    minutes = max(10, math.ceil(3 * args.patience / 60))
+    return Program(words=tuple(words[1:]), minutes=minutes)
 
 
 def place_of(args: argparse.Namespace) -> Place:

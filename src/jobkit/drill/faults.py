@@ -32,7 +32,7 @@ class FaultCase:
     options: Options = field(default_factory=dict)  # of sbatch, for the first start
 
 
-_CASES = (
+FAULTS = {fault.name: fault for fault in (
     FaultCase("kill", "a rank is killed (SIGKILL)", "failed", itself=True),
     FaultCase("raise", "a rank raises an exception", "failed", itself=True),
     FaultCase("hang", "a rank hangs; --timeout-s 60", "failed", itself=True,
@@ -44,8 +44,7 @@ _CASES = (
               options={"time": str(TIME_LIMIT_MIN)}),
     FaultCase("preemption", "a job of a partition with higher priority preempts the run",
               "preempted", options={"exclusive": True}),
-)  # fmt: skip
-FAULTS = {fault.name: fault for fault in _CASES}
+)}  # fmt: skip
 REFERENCE = FaultCase("reference", "", "ok")  # the run without a fault
 
 
