@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 
-from jobkit.errors import Exit, Parser, UsageError, at_least
+from jobkit.errors import Exit, NotStarted, Parser, UsageError, at_least
 from minicluster import cluster as clusters
 from minicluster import machine
 from minicluster.config import MAX_NODES, Cluster
@@ -89,7 +89,9 @@ def main(argv: list[str] | None = None) -> int:
                 print(f'next:\n  eval "$({env})"\n  sinfo\n  {_FIRST_STEP}')
                 print("  hpc/minicluster down")
             case "env":
-                clusters.running(root)
+                clusters.check_folder(root, reading=True)
+                if Cluster.load(root) is None:
+                    raise NotStarted(f"no cluster is up in {root}; start one: hpc/minicluster up")
                 for name, value in machine.exports(root).items():
                     print(f"export {name}={shlex.quote(value)}")
             case "down":

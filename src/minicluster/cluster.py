@@ -56,14 +56,6 @@ def check_folder(root: Path, reading: bool = False) -> None:
         raise UsageError(f"{root}: holds other files, and `down` deletes it; choose a new one")
 
 
-def running(root: Path) -> Cluster:
-    """The cluster that is up in a folder, of root or of this user. Raises UsageError."""
-    check_folder(root, reading=True)
-    if (cluster := Cluster.load(root)) is None:
-        raise NotStarted(f"no cluster is up in {root}; start one: hpc/minicluster up")
-    return cluster
-
-
 def up(cluster: Cluster, say: Callable[[str], None]) -> Cluster:
     """Bring a cluster up, where it is not; return it. Raises UsageError."""
     root = cluster.root

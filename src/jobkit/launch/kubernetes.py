@@ -26,7 +26,6 @@ from jobkit.spec.study import Plan
 TEMPLATE = REPOSITORY / "hpc" / "kubernetes.yaml"
 PORT = 29500
 MOUNT = "/runs"  # where the template mounts the volume
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 MAX_NAME = 50  # of a Job: its controller adds the pod's index
 # run.sh ends what is left of the ranks this long before the container is killed.
 _LAST_S = 15
@@ -150,7 +149,9 @@ def manifest(
     values = {
         "NAME": as_yaml(name),
         "PORT": str(PORT),
-        "QUEUE": f', "{QUEUE_LABEL}": {as_yaml(options.queue)}' if options.queue else "",
+        "QUEUE": f', "kueue.x-k8s.io/queue-name": {as_yaml(options.queue)}'
+        if options.queue
+        else "",
         "NODES": str(spec.nodes),
         "BACKOFF": str(restarts * spec.nodes),
         "ANNOTATIONS": as_yaml(pairs(options.annotation)),

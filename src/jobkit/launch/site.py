@@ -1,7 +1,4 @@
-"""Site settings: one cluster's partition, GPUs, container and setup, from hpc/sites/*.toml.
-
-hpc/sites/example.toml has every key.
-"""
+"""Settings of one cluster, from hpc/sites/*.toml: of these files example.toml has every key."""
 
 import re
 import shlex

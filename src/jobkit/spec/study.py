@@ -1,7 +1,6 @@
 """Study and Plan: the grid of runs to compare, checked and saved before the first job starts.
 
-A study is a TOML file, of jobkit's own training or, with command = [...], of any other program;
-docs/studies.md and docs/own-program.md have one of each kind.
+A study is a TOML file: docs/studies.md has one of jobkit's own training, own-program.md of others.
 """
 
 import contextlib
