@@ -335,18 +335,20 @@ def test_what_lines_say_of_rates(rates: dict[str, dict[int, list[float]]], texts
     assert not [text for text in texts if text not in page], page
 
 
-def test_the_steps_of_any_program_say_why_and_which_rank_is_late() -> None:
-    """Of a step on 8 ranks rank 5 computes 60 % longer, and the others wait for it."""
+@pytest.mark.parametrize(("cause", "word"), [("compute", "computes"), ("host", "runs host code")])
+def test_the_steps_of_any_program_say_why_and_which_rank_is_late(cause, word) -> None:
+    """Of a step on 8 ranks rank 5 is busy 60 % longer, and the others wait for it."""
     rows = runs_of({"train": {1: [100.0, 101], 8: [505.0, 506]}})
     for row in rows:
         n = row["world_size"]
         fields = step_fields([1.0] * 7 + [1.6] if n > 1 else [1.0])
         row |= {f"breakdown_{k}": v for k, v in fields.items()} | {"global_batch_size": None}
         row |= {"breakdown_late_rank": 5 if n > 1 else None, "breakdown_late_host": "nid7"}
+        row |= {"breakdown_late_cause": cause}
         row |= {"throughput": row["images_per_s"], "strategy": "train", "images_per_s": None}
         row |= {"step_time_s": fields["iteration_s"], "throughput_unit": "samples/s"}
     (line,) = (x for x in verdict(results_from(frame(rows, RESULTS)), "GPUs") if "below" in x)
-    assert ", because rank 5 on nid7 computes 60% longer than the others" in line
+    assert f", because rank 5 on nid7 {word} 60% longer than the others" in line
 
 
 def test_single_is_the_base_where_another_serial_run_may_be_faster_by_chance() -> None:

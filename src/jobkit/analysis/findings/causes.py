@@ -186,12 +186,13 @@ def _of_breakdown(one: SizeBreakdown) -> Factors:
     rank, host = row.get("breakdown_late_rank"), row.get("breakdown_late_host")
     late = "the slowest rank" if rank is None else f"rank {rank}"
     late += f" on {host}" if host else ""
+    work = "runs host code" if row.get("breakdown_late_cause") == "host" else "computes"
     words = {
         "communication": f"exposed communication takes {1 - own['communication']:.0%} of the step",
         "random_balance": "a different rank is late each time, "
         f"{1 - own['random_balance']:.0%} of the step",
         "data_wait": f"waiting for data takes {wait:.0%} of the step",
-        "load_balance": f"{late} computes {uneven - 1:.0%} longer than the others",
+        "load_balance": f"{late} {work} {uneven - 1:.0%} longer than the others",
         "computation": f"computing a sample takes {grown:.0%} more rank-seconds",
     }
     shares = own | {"load_balance": base["load_balance"] / uneven, "computation": computation}
