@@ -223,7 +223,9 @@ def test_the_breakdown_stacks_to_the_iteration() -> None:
     above = figure.axes[0]
     bars = [[p for p in above.patches if round(p.get_x() + 0.37) == i] for i in range(2)]
     tops = [max(p.get_y() + p.get_height() for p in bar) for bar in bars]
-    assert tops == SAME([made_up_step(s)[0]["parts"][0][0] for s in specs])
+    assert tops == SAME([100, 100])
+    sums = [f"{made_up_step(s)[0]['parts'][0][0]:.3g}" for s in specs]
+    assert [text.get_text() for text in above.texts][-2:] == sums
     shares = [p.get_height() / tops[1] for p in bars[1]]
     parts = [rank["parts"][0] for rank in made_up_step(specs[1])]
     step, busiest = parts[0][0], max(own[0] - own[2] for own in parts)

@@ -43,9 +43,9 @@ FIGURES = (
     ),
     StudyFigure(
         "why",
-        "Time of a step by cause: means over ranks; below, where one comes last beyond chance, of "
-        "each rank. Waiting for later ranks is apart from exposed communication; "
-        "breakdown_communication_s of results.csv has both.",
+        "Shares of a step's time by cause: means over ranks; below, where one comes last beyond "
+        "chance, the time of each rank. Waiting for later ranks is apart from exposed "
+        "communication; breakdown_communication_s of results.csv has both.",
         why_figure,
     ),
     StudyFigure(

@@ -27,7 +27,7 @@ _PARTS = (
 
 
 def why_figure(results: Results) -> Figure | None:
-    """Seconds of a step by cause; below, where one is late, of each rank."""
+    """Shares of a step by cause; below, where one is late, the seconds of each rank."""
     found = size_breakdowns(results)
     if not found:
         return None
@@ -45,24 +45,25 @@ def why_figure(results: Results) -> Figure | None:
             seconds = [float(one.row[f"breakdown_{part[0]}_s"]) for part in _PARTS]
             seconds[1] -= seconds[2]  # waiting is in it
             bars.append([factor * max(0.0, x) for x in seconds])
+        sums = [sum(bar) or 1.0 for bar in bars]
+        # Seconds would hide what is lost at large sizes: in strong scaling their steps are short.
+        shares = [[100 * x / total for x in bar] for bar, total in zip(bars, sums, strict=True)]
         ranks = [one.size.world_size for one in own]
         labels = [
             f"{n}" if ranks.count(n) == 1 else f"{one.size.nodes}x{one.size.ranks_per_node}"
             for n, one in zip(ranks, own, strict=True)
         ]
-        _draw_bars(axes[column], bars, labels)
+        _draw_bars(axes[column], shares, labels, sums)
         axes[column].set_xlabel(f"{style.unit(results)}\n{textwrap.fill(name, 36)}")
-    axes[0].set_ylabel(f"{word} of a step")
-    highest = max(panel.get_ylim()[1] for panel in axes[: len(names)])
-    for panel in axes[: len(names)]:
-        panel.set_ylim(0, highest)
+    axes[0].set_ylabel(f"% of a step (above: its {word})")
     for panel, name in zip(axes[len(names) :], names, strict=bool(late)):
         if name not in late:
             panel.axis("off")
             continue
         size, row = late[name].size, late[name].row
         of_ranks: dict[str, list[float]] = json.loads(row["breakdown_by_rank"])
-        _draw_bars(panel, [[factor * x for x in bar] for bar in of_ranks.values()], [*of_ranks])
+        bars = [[factor * x for x in bar] for bar in of_ranks.values()]
+        _draw_bars(panel, bars, [*of_ranks], [sum(bar) for bar in bars])
         last = row.get("breakdown_late_rank")  # none: a whole node is late
         who = "" if last is None else f"rank {last} on "
         panel.set_xlabel(f"rank of {size.world_size}; late: {who}{row['breakdown_late_host']}")
@@ -71,8 +72,8 @@ def why_figure(results: Results) -> Figure | None:
     return figure
 
 
-def _draw_bars(axes: Axes, bars: list[list[float]], labels: list[str]) -> None:
-    """Stacked bars with the numbers that fit and their sums above."""
+def _draw_bars(axes: Axes, bars: list[list[float]], labels: list[str], sums: list[float]) -> None:
+    """Stacked bars with the numbers that fit, and the seconds of the whole step above."""
     parts = _PARTS[: len(bars[0])]
     table = pd.DataFrame(bars, labels, [part[1] for part in parts])
     look: Any = {"color": [part[2] for part in parts], "ec": "white", "lw": 0.6, "width": 0.74}
@@ -90,4 +91,4 @@ def _draw_bars(axes: Axes, bars: list[list[float]], labels: list[str]) -> None:
             for v in drawn.datavalues
         ]
         axes.bar_label(drawn, numbers, label_type="center", color=ink, fontsize=8)
-    axes.bar_label(drawn, [f"{total:.3g}" for total in totals], padding=2, fontsize=8)
+    axes.bar_label(drawn, [f"{total:.3g}" for total in sums], padding=2, fontsize=8)
