@@ -89,13 +89,18 @@ def test_a_fault_that_fails_outside_is_a_row_like_any_other(tmp_path, monkeypatc
     assert row.note == "no room" and row.possible and not row.good
 
 
-def test_when_a_command_is_hit() -> None:
+def test_when_a_command_is_hit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After half of its time, in which that in a queue does not count."""
     for ends, took_s in (([1003.0, 1140.0], 40.0), ([1003.0], 3.0), ([], 0.0)):
         assert places.Started(begins=[1000.0, 1100.0], ends=ends).took_s == took_s
     timed, now = replace(PROGRAM, after_s=20), time.time()
     for begins, there in (([], False), ([now + 1000], False), ([now - 21], True)):
         assert timed.reached(RunPaths(Path()), places.Started(begins=begins)) is there
+    monkeypatch.setattr(FaultRun, "run_reference", lambda _: 40.0)
+    monkeypatch.setattr(Drill, "_one", lambda *_: GOOD)
+    drill = Drill(place=places.LocalPlace(), study=StudyPaths(tmp_path / "d"), program=PROGRAM,
+                  patience_s=300, say=print, halted=threading.Event())  # fmt: skip
+    assert drill.run([faults.FAULTS["kill"]]) == [GOOD] and drill.program.after_s == 20
 
 
 def test_one_rank_is_signalled_or_all() -> None:
