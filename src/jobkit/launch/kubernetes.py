@@ -149,9 +149,7 @@ def manifest(
     values = {
         "NAME": as_yaml(name),
         "PORT": str(PORT),
-        "QUEUE": f', "kueue.x-k8s.io/queue-name": {as_yaml(options.queue)}'
-        if options.queue
-        else "",
+        "QUEUE": as_yaml(options.queue),
         "NODES": str(spec.nodes),
         "BACKOFF": str(restarts * spec.nodes),
         "ANNOTATIONS": as_yaml(pairs(options.annotation)),

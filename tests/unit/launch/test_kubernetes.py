@@ -91,7 +91,7 @@ TO = ["--to", "kubernetes", "--image", IMAGE]
 def test_a_study_is_written_as_the_dry_run_shows_it(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path))
     mine = tmp_path / "mine.yaml"
-    text = TEMPLATE.read_text().replace('"jobkit-runs"', "of-the-group").replace(": 120", ": 90  #")
+    text = TEMPLATE.read_text().replace("jobkit-runs", "of-the-group").replace(": 120", ": 90  #")
     mine.write_text(text.rstrip(), newline="\r\n")
     words = [*TO, "--gpus", "1", "2x2", "--name", "k", "--toleration", "gpu", "spot"]
     words += ["--template", str(mine)]
