@@ -114,12 +114,12 @@ PANELS: dict[str, list[tuple[str, str, list[float], float | None]]] = {
     "time_per_epoch": [("time per epoch (s)", "log", TIMES, TIMES[0] / 4)],
     "throughput": [
         ("throughput (images/s)", "log", [1020, 1938, 3774], 4080),
-        ("throughput per process (images/s)", "linear", [1020, 969, 943.5], 1020),
+        ("throughput per rank (images/s)", "linear", [1020, 969, 943.5], 1020),
     ],
     "speed_up": [("speed-up", "log", [1, 1.9, 3.7], 4)],
     "efficiency": [("parallel efficiency", "linear", [1, 0.95, 0.925], 1)],
     "time_to_accuracy": [("time to 73% accuracy (s)", "log", GOAL, GOAL[0] / 4)],
-    "peak_memory": [("peak memory per process, resident (MiB)", "linear", [902] * 3, None)],
+    "peak_memory": [("peak memory per rank, resident (MiB)", "linear", [902] * 3, None)],
     "loss_and_accuracy_by_size": [
         ("final validation loss", "linear", [0.71] * 3, None),
         ("final validation accuracy", "linear", [1 - 0.8 / 3] * 3, None),

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.figures import style
 from jobkit.analysis.findings.forecast import Forecast
+from jobkit.analysis.findings.verdict import percent as say_percent
+from jobkit.analysis.scaling import MIN_EFFICIENCY
 from jobkit.analysis.scaling.sizes import Size, fewest_nodes, where
 from jobkit.analysis.tables.text import counted
 
@@ -42,7 +44,7 @@ BY_SIZE = {
     "time_per_epoch": [Panel("times_s", "time per {of} (s)", "log", np.reciprocal)],
     "throughput": [
         Panel("throughput", "throughput ({rate})", "log", np.positive),
-        Panel("throughput_per_rank", "throughput per {process} ({rate})", "zero", np.ones_like),
+        Panel("throughput_per_rank", "throughput per {rank} ({rate})", "zero", np.ones_like),
     ],
     "speed_up": [Panel("speed_up", "speed-up\nrelative to {base}", "ratio", np.positive)],
     "efficiency": [Panel("efficiency", _EFFICIENCY, "share", np.ones_like)],
@@ -53,7 +55,7 @@ BY_SIZE = {
         Panel("val_loss", "final validation loss", "near"),
         Panel("val_accuracy", "final validation accuracy", "near"),
     ],
-    "peak_memory": [Panel("peaks_memory_mib", "peak memory per {process}, {kind} (MiB)")],
+    "peak_memory": [Panel("peaks_memory_mib", "peak memory per {rank}, {kind} (MiB)")],
 }
 
 
@@ -146,7 +148,7 @@ def _words(results: Results, sizes: Sequence[Size]) -> dict[str, str]:
         ((series, ranks),) = bases
         base = f"{style.short(series or '')} on {counted(ranks or 0, 'rank')}"
     return {
-        "process": "GPU" if on_gpus else "process",
+        "rank": "GPU" if on_gpus else "rank",
         "kind": "allocated" if on_gpus else "resident",
         "of": of.pop() if len(of) == 1 else "amount of work",
         "base": base,
@@ -237,7 +239,7 @@ def comparison_figure(results: Results) -> Figure | None:
     rate = place[1]
     names, note = style.fastest(results, (s.series for s in groups[place]), _MAX_BARS)
     shown = [s for s in groups[place] if s.series in names]
-    memory = "per GPU, allocated" if style.unit(results) == "GPUs" else "per process, resident"
+    memory = "per GPU, allocated" if style.unit(results) == "GPUs" else "per rank, resident"
     columns = {
         f"throughput ({rate})": [s.throughput for s in shown],
         f"peak memory (MiB)\n{memory}": [s.peak_memory_mib for s in shown],
@@ -253,8 +255,9 @@ def comparison_figure(results: Results) -> Figure | None:
     for panel, (label, values) in zip(axes, table.items(), strict=True):
         values.plot.barh(ax=panel, color=colours, width=0.6, alpha=0.85)
         percent = "efficiency" in str(label)
-        form = "{:.0%}" if percent else "{:,.0f}" if values.max() >= 1000 else "{:.4g}"
-        numbers = ["" if pd.isna(value) else form.format(value) for value in values]
+        form = "{:,.0f}" if values.max() >= 1000 else "{:.4g}"
+        texts = [say_percent(v, MIN_EFFICIENCY) if percent else form.format(v) for v in values]
+        numbers = ["" if pd.isna(v) else text for v, text in zip(values, texts, strict=True)]
         bars: Any = panel.containers[0]
         panel.bar_label(bars, numbers, padding=4)
         panel.margins(x=0.3)  # room for the numbers

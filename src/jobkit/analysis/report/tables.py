@@ -91,7 +91,7 @@ def proposal_table(
 
 
 def _hours(unit: str) -> str:
-    return "GPU-hours" if unit == "GPUs" else "process-hours"
+    return "GPU-hours" if unit == "GPUs" else "rank-hours"
 
 
 def _notes(results: Results, unit: str, kind: str, least: float) -> list[str]:
