@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from jobkit.outcome import state as states
 from jobkit.outcome.state import Facts, judge, run_state
 from jobkit.paths import RunPaths
 from jobkit.processes import is_alive, pid_namespace, process_start
@@ -147,6 +148,25 @@ def test_the_newest_attempt_decides(run: FakeRun, sleeper: subprocess.Popen[byte
     second.train(0, 1, 2).end()
     state = run_state(run.paths)
     assert (state.status, state.attempt, state.attempts) == ("ok", 1, 2)
+
+
+def test_a_run_goes_on_while_it_is_read(run, sleeper, monkeypatch) -> None:
+    """It ends as its process is asked after; then its next start comes during the first look."""
+    run.begin().train(0).flush()
+    write_job(run.paths, job_of(sleeper))
+    with monkeypatch.context() as patch:
+        patch.setattr(states, "is_at_work", lambda _: not run.end("failed", "rank 0: x", 1))
+        assert run_state(run.paths).reason == "rank 0: x"
+    write_job(run.paths, job_of(sleeper, ended=9.0, exit_code=1))
+    first_look = states._read_once
+
+    def look(*words) -> Facts:
+        facts = first_look(*words)
+        write_job(run.paths, job_of(sleeper, first_attempt=1))
+        return facts
+
+    monkeypatch.setattr(states, "_read_once", look)
+    assert run_state(run.paths).status == "running"
 
 
 def test_who_stopped_a_run_that_saved_and_ended_is_slurms_to_say() -> None:
