@@ -15,7 +15,6 @@ from jobkit.spec.study import Plan
 from support.fake_study import make_plan
 from support.place import script, until
 
-WORDS = ("--state=RUNNING", "17 18", "17_[0-9]", "\u0661", "17\n")
 SLURM = """#!/bin/sh
 echo "${{0##*/}} $*" >>{calls}
 case "${{0##*/}}" in
@@ -64,7 +63,7 @@ def test_a_launcher_is_ended_in_its_own_study_only(plan, whose, tmp_path, capsys
         ("17", "17|{uid}|mine", False),
         ("17", "17|{other}|theirs", False),
         ("17", "", False),
-        *((word, "17|{uid}|theirs", False) for word in WORDS),
+        *((word, "17|{uid}|theirs", False) for word in ("--state=RUNNING", "17 18", "17\n")),
     ],
 )
 def test_only_own_jobs_of_the_study_are_ended(

@@ -6,7 +6,6 @@ import struct
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +172,7 @@ def test_the_compilers_cache_is_a_folder_of_ones_own(tmp_path, monkeypatch) -> N
     spec = RunSpec(strategy="single", model="mlp", device="cpu", compile=True)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/mine")
-    Single(spec, RankEnv(), cpu).setup(build_model(spec, 10))
+    permissions.keep_compiler_cache()
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/mine"
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     Single(spec, RankEnv(), cpu).setup(build_model(spec, 10))
@@ -182,32 +181,18 @@ def test_the_compilers_cache_is_a_folder_of_ones_own(tmp_path, monkeypatch) -> N
     assert own.stat().st_mode & 0o777 == 0o700
 
 
-@contextmanager
-def umask_of(umask: int) -> Iterator[None]:
-    before = os.umask(umask)
-    try:
-        yield
-    finally:
-        after = os.umask(before)
-    assert after == umask
-
-
 @pytest.mark.parametrize("umask", [0o000, 0o077])
 def test_what_a_command_makes_is_closed_to_others(tmp_path: Path, umask: int) -> None:
-    with umask_of(umask), permissions.closed_to_others():
+    """By itself, by a process that it starts, and by a plan that is saved from Python."""
+    before = os.umask(umask)
+    with permissions.closed_to_others():
         (tmp_path / "a").mkdir()
-        (tmp_path / "a" / "x.json").touch()
         subprocess.run(["mkdir", str(tmp_path / "a" / "child")], check=True)
-    modes = {p.name: p.stat().st_mode & 0o777 for p in tmp_path.rglob("*")}
-    folders = 0o755 & ~umask
-    assert modes == {"a": folders, "child": folders, "x.json": 0o644 & ~umask}
-
-
-def test_a_plan_that_is_saved_from_python_is_closed_to_others(plan: Plan) -> None:
-    new = make_plan("new")
-    with umask_of(0):
-        new.save()
-    assert not {p.stat().st_mode & 0o022 for p in (new.paths.folder, new.paths.plan)} - {0}
+    paths = make_plan("new").paths
+    assert os.umask(before) == umask
+    folders = (tmp_path / "a", tmp_path / "a" / "child", paths.folder)
+    modes = {folder.stat().st_mode & 0o777 for folder in folders}
+    assert modes == {0o755 & ~umask} and paths.plan.stat().st_mode & 0o777 == 0o644 & ~umask
 
 
 def test_a_folder_of_pickles_is_new(tmp_path: Path) -> None:

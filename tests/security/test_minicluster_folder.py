@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,9 +50,7 @@ def test_a_folder_that_others_may_change_is_refused(root, monkeypatch, command, 
             root.parent.chmod(0o777)
         case _:
             os.chown(root, STRANGER, STRANGER)
-    words = [sys.executable, "-c", "input()"]
-    env = {MARK: f"{root}:slurmd.n1"}
-    with subprocess.Popen(words, env=env, stdin=subprocess.PIPE) as victim:
+    with subprocess.Popen(["cat"], env={MARK: f"{root}:slurmd.n1"}, stdin=-1) as victim:
         assert refusal(cli.main, [command], capsys)
         assert victim.poll() is None
         victim.kill()
@@ -62,12 +59,10 @@ def test_a_folder_that_others_may_change_is_refused(root, monkeypatch, command, 
 
 def test_what_is_no_cluster_is_one_line(root: Path, capsys) -> None:
     """A file that is not to be read; and a folder with other files, which is left alone."""
-    for text in ("null", "[" * 100_000, '{"format": 1}', ""):
-        (root / "minicluster.json").write_text(text)
-        assert cli.main(["env"]) == 1
-        assert capsys.readouterr().err.count("\n") == 1
+    (root / "minicluster.json").write_text('{"format": 1}')
+    assert cli.main(["env"]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
     (root / "minicluster.json").rename(root / "thesis")
     for command in ("up", "down", "env"):
-        said = refusal(cli.main, [command], capsys)
-        assert "holds other files" in said
+        assert "holds other files" in refusal(cli.main, [command], capsys)
     assert (root / "thesis").exists()

@@ -83,10 +83,7 @@ def test_a_user_without_a_name_or_a_home(theirs: Plan, monkeypatch: pytest.Monke
     assert said in in_child(cache_root, NOBODY).error
 
 
-ODD = ['it\'s a "b"', "$(id) `id` $HOME", "dänisch \u2603", "-x"]
-
-
-@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("name", ['it\'s a "b"', "$(id) `id` $HOME", "dänisch \u2603"])
 @pytest.mark.parametrize(("repeats", "log"), [(1, "17_0_log.out"), (3, "17_3_0_log.out")])
 def test_slurm_writes_its_log_into_a_folder_of_any_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, repeats: int, log: str
