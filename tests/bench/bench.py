@@ -4,24 +4,23 @@
 
 Each benchmark is a program of its own, which prints its tables and its figures; see report(). The
 exit code is 4 where a limit is not held; 1 where a benchmark failed. Measure on an idle machine.
-One whose program is absent is left out by name. Not among them: chaos and mutations, which are
-right or wrong.
+Not among them: chaos and mutations, which are right or wrong.
 """
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 ENV = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"}
-# Each with the program without which it cannot be.
-BENCHES = {
-    **dict.fromkeys(("throughput", "peers", "studies", "truth", "claims", "why"), ""),
-    "rehearsal": "slurmctld",
-}
+BENCHES = ("throughput", "peers", "studies", "truth", "claims", "why")
+TWO_RANKS = [
+    *("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"),
+    "--nproc-per-node=2",
+]
 Figures = dict[str, float]
 
 
@@ -46,23 +45,16 @@ def report(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--only", nargs="+", choices=BENCHES, default=list(BENCHES))
+    parser.add_argument("--only", nargs="+", choices=BENCHES, default=BENCHES)
     args, words = parser.parse_known_args()
-    failed, code = list[str](), 0
+    codes = {}
     for bench in args.only:
-        if (needed := BENCHES[bench]) and not shutil.which(
-            needed, path=f"{os.environ['PATH']}:/usr/sbin"
-        ):
-            print(f"\n== {bench}: left out, as {needed} is not installed")
-            continue
         print(f"\n== {bench}", flush=True)
         command = [sys.executable, f"tests/bench/{bench}.py", *words]
-        ended = subprocess.run(command, cwd=ROOT, env=ENV).returncode
-        code = max(code, ended if ended == 4 else 0)
-        failed += [bench] if ended not in (0, 4) else []
-    if failed:
+        codes[bench] = subprocess.run(command, cwd=ROOT, env=ENV).returncode
+    if failed := [bench for bench, code in codes.items() if code not in (0, 4)]:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
-    return 1 if failed else code
+    return 1 if failed else max(codes.values())
 
 
 if __name__ == "__main__":

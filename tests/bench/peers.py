@@ -25,13 +25,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from throughput import BATCH, LR, precisions, turns
+from throughput import BATCH, LR, precisions, ratio, turns
 
-from bench import ROOT, Figures, report
+from bench import ENV, TWO_RANKS, Figures, report
 
 WARM = 2
 LIMITS = {"fp32": 1.9, "bf16": 2.2}  # ours over the best peer
-LAUNCH = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
 
 
@@ -171,24 +170,25 @@ def ours(ranks: int, precision: str, threads: int, steps: int, folder: str) -> l
 
 def run(way: str, ranks: int, precision: str, steps: int) -> dict[str, float]:
     """One training of one way: its figures, and the CPU seconds of all its processes."""
+    from support.records import records_of  # not at the head, which every rank of a peer runs
+
     threads = max(1, len(os.sched_getaffinity(0)) // ranks)
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("JOBKIT_", "SLURM_"))}
-    env |= {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": str(threads)}
+    env = {k: v for k, v in ENV.items() if not k.startswith(("JOBKIT_", "SLURM_"))}
+    env["OMP_NUM_THREADS"] = str(threads)
     with tempfile.TemporaryDirectory() as folder:
         words = [__file__, "--rank", way, precision, str(threads), str(steps)]
         if way == "ours":
             words = ours(ranks, precision, threads, steps, folder)
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(
-            [sys.executable, *(LAUNCH if ranks > 1 else []), *words],
+            [sys.executable, *(TWO_RANKS if ranks > 1 else []), *words],
             env=env, cwd=folder, capture_output=True, text=True,
         )  # fmt: skip
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         if done.returncode:
             sys.exit(f"peers.py: {way}, {ranks} ranks: {done.stderr[-2000:]}")
         if way == "ours":
-            lines = Path(folder, "run/metrics/0.jsonl").read_text().splitlines()
-            records = {record["kind"]: record for record in map(json.loads, lines)}
+            records = {r["kind"]: r for r in records_of(Path(folder, "run/metrics/0.jsonl"))}
             start = records["startup"]  # the second, of after the first step
             found = {"start_s": start["total_s"] + start["first_step_s"]}
             found["images_per_s"] = records["epoch"]["images_per_s"]
@@ -203,11 +203,11 @@ def compare(name: str, found: dict[str, list[dict[str, float]]]) -> Figures:
     """Print the table of one setting; return ours over the best peer."""
     print(f"{name:14}    images/s   first step      CPU   ours / it: rate   start     CPU")
     mids, ratios = dict[str, tuple[float, ...]](), dict[str, tuple[float, ...]]()
-    for way, each in found.items():
-        keys = ("images_per_s", "start_s", "cpu_s")
-        mids[way] = tuple(median(one[key] for one in each) for key in keys)
-        pairs = list(zip(found["ours"], each, strict=True))
-        ratios[way] = tuple(median(own[key] / one[key] for own, one in pairs) for key in keys)
+    for way, rounds in found.items():
+        columns = {k: [one[k] for one in rounds] for k in ("images_per_s", "start_s", "cpu_s")}
+        mids[way] = tuple(map(median, columns.values()))
+        ours = ([one[k] for one in found["ours"]] for k in columns)
+        ratios[way] = tuple(map(ratio, ours, columns.values()))
         line = "  {:12} {:8.0f} {:10.2f} s {:6.1f} s".format(way, *mids[way])
         print(line + ("" if way == "ours" else "{:19.2f} {:7.2f} {:7.2f}".format(*ratios[way])))
     peers = [way for way in found if way != "ours"]

@@ -12,7 +12,6 @@ ratios medians of those within a round.
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -24,8 +23,6 @@ from statistics import median
 from typing import Any
 
 from bench import ENV, ROOT, Figures, report
-
-sys.path.insert(0, str(ROOT / "src"))
 
 BATCH, BATCHES, LR = 256, 14, 0.01
 RANKS = {  # run.sh's words at a number of ranks
@@ -117,6 +114,8 @@ def loop(rounds: int) -> Figures:
 
 def run_rate(data: str, ranks: int, strategy: str, *more: str) -> float:
     """Images per second of a run of run.sh with one thread per rank: the median of its epochs."""
+    from support.records import records_of
+
     with tempfile.TemporaryDirectory() as folder:
         words = f"""--nproc-per-node {ranks} --run-dir {folder}/bench/run --strategy {strategy}
             --dataset synthetic --train-samples 4096 --test-samples 100 --epochs 4 --threads 1
@@ -124,8 +123,7 @@ def run_rate(data: str, ranks: int, strategy: str, *more: str) -> float:
         subprocess.run(
             ["bash", "run.sh", *words.split(), *more], cwd=ROOT, check=True, env=ENV, stdout=-3
         )
-        lines = Path(folder, "bench/run/metrics/0.jsonl").read_text().splitlines()
-    epochs = [r for r in map(json.loads, lines) if r["kind"] == "epoch"]
+        epochs = records_of(Path(folder, "bench/run/metrics/0.jsonl"), "epoch")
     return median(r["images_per_s"] for r in epochs[1:])
 
 

@@ -12,8 +12,8 @@ for what it planted, by its own clock; that of large gradients is its step less 
 import argparse
 import json
 import os
+import shlex
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -21,14 +21,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "src"))
-sys.path.insert(0, str(ROOT / "tests"))
+from bench import TWO_RANKS, Figures, report
+from jobkit.analysis.collect.why import breakdown
+from support.warm_programs import Ran, environment
 
-from bench import Figures, report  # noqa: E402
-from jobkit.analysis.collect.why import breakdown  # noqa: E402
-
-AUTO = ROOT / "src" / "jobkit" / "program" / "auto"
 STEPS = 150
 
 # Nothing in it knows of a measurement. What is planted comes from the environment.
@@ -110,58 +106,23 @@ CASES: dict[str, tuple[dict[str, str], str, str, tuple[int, str] | None]] = {
 }  # fmt: skip
 
 
-def place(rank: int, port: int) -> dict[str, str]:
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-    }
-
-
-def run(folder: Path, planted: dict[str, str], why: int | None = 5, steps: int = STEPS) -> Any:
+def run(folder: Path, planted: dict[str, str], why: int = 5, steps: int = STEPS) -> Any:
     """Run the program on two ranks; return what each said, and its breakdown."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "train.py").write_text(PROGRAM)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    env = {**os.environ, **planted, "STEPS": str(steps), "TRUTH": str(folder / "truth")}
-    if why is not None:
-        env |= {"JOBKIT_AUTO": "1", "PYTHONPATH": str(AUTO), "JOBKIT_WHY": str(why)}
-        env |= {"JOBKIT_RUN_DIR": str(folder), "JOBKIT_STUDY": "s"}
-        env |= {"JOBKIT_RUN_ID": folder.name, "JOBKIT_ATTEMPT": "0"}
-    words = [sys.executable, str(folder / "train.py")]
+    env = {**environment(), **planted, "STEPS": str(steps), "TRUTH": str(folder / "truth")}
+    env |= {"JOBKIT_WHY": str(why), "JOBKIT_RUN_DIR": str(folder)}
+    words = [sys.executable, *TWO_RANKS, str(folder / "train.py")]
     if rate := planted.get("LINK"):  # a network of its own, whose loopback is throttled
-        ranks = " ".join(
-            f"env {' '.join(f'{k}={v}' for k, v in place(r, port).items())} {' '.join(words)} &"
-            for r in range(2)
-        )
         slow = f"tc qdisc add dev lo root tbf rate {rate} burst 256k latency 50ms"
-        line = f"ip link set lo up && {slow} && {{ {ranks} wait; }} >/dev/null"
-        subprocess.run(["unshare", "-rn", "sh", "-c", line], env=env, check=True, timeout=600)
-    else:
-        quiet = subprocess.DEVNULL  # of rank 0's records
-        ranks = [
-            subprocess.Popen(words, env={**env, **place(r, port)}, stdout=quiet) for r in range(2)
-        ]
-        codes = [rank.wait(timeout=600) for rank in ranks]
-        assert codes == [0, 0], codes
+        line = f"ip link set lo up && {slow} && {shlex.join(words)}"
+        words = ["unshare", "-rn", "sh", "-c", line]
+    subprocess.run(words, env=env, check=True, timeout=600, stdout=subprocess.DEVNULL)
     said = [json.loads((folder / f"truth.{rank}").read_text()) for rank in range(2)]
-    return said, causes(folder)
-
-
-def causes(folder: Path) -> dict[str, Any]:
-    def records(*globs: str) -> list[dict[str, Any]]:
-        files = [path for g in globs for path in sorted((folder / "metrics").glob(g))]
-        return [json.loads(line) for path in files for line in path.read_text().splitlines()]
-
-    windows = [r for r in records("0.jsonl", "0.r*.jsonl") if r["kind"] == "window"]
-    return breakdown(records("0.w*.jsonl"), windows)
+    ran = Ran([], [], [], folder / "metrics")
+    windows = [*ran.records("window", 0), *ran.records("window", 1)]
+    return said, breakdown([*ran.whys(0), *ran.whys(1)], windows)
 
 
 def true_value(said: list[dict[str, Any]], name: str) -> float:
@@ -182,8 +143,7 @@ def planted_causes(work: Path, only: list[str]) -> int:
         if only and name not in only:
             continue
         said, found = run(work / "run", planted)
-        late = f"rank {found['late_rank']}, {found['late_cause']}" if "late_s" in found else "-"
-        named = (found.get("late_rank"), found.get("late_cause")) if "late_s" in found else None
+        named = (found["late_rank"], found["late_cause"]) if "late_s" in found else None
         found["transfer"] = found["communication_s"] - found["waiting_s"]
         value, right = (found[column], true_value(said, true)) if column else (0.0, 0.0)
         if column in ("host_s", "slow_steps_s"):  # planted beside it
@@ -191,6 +151,7 @@ def planted_causes(work: Path, only: list[str]) -> int:
         if name == "slow loader on rank 1":
             right = said[1]["truth"]["data"] - said[0]["truth"]["data"]
         off = abs(value - right)
+        late = "rank {}, {}".format(*named) if named else "-"
         held = named == who and (off <= 0.15 * right or off <= 0.002)
         figures[f"{name}: off by (ms)"] = 1e3 * off
         step = 1e3 * statistics.fmean(one["step_s"] for one in said)
@@ -266,15 +227,8 @@ def peers(work: Path, python: str, only: list[str]) -> int:
     for name in only or list(CASES)[:6]:
         planted = CASES[name][0]
         _, found = run(work / "run", planted)
-        parts = (
-            "compute_s",
-            "communication_s",
-            "waiting_s",
-            "data_wait_s",
-            "host_s",
-            "slow_steps_s",
-        )
-        shares = [f"{name[:-2]} {found[name] / found['iteration_s']:.0%}" for name in parts]
+        parts = "compute", "communication", "waiting", "data_wait", "host", "slow_steps"
+        shares = [f"{part} {found[f'{part}_s'] / found['iteration_s']:.0%}" for part in parts]
         ours = ", ".join(shares)
         if "late_s" in found:
             ours += f"; rank {found['late_rank']}: {1e3 * found['late_s']:.1f} ms, "
@@ -312,13 +266,11 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
-        if args.what == "causes":
-            return planted_causes(work, args.only)
         if args.what == "overhead":
             return overhead(work, args.seconds, args.pairs)
-        if args.what == "remedies":
-            return remedies(work, args.only)
-        return peers(work, args.python, args.only)
+        if args.what == "peers":
+            return peers(work, args.python, args.only)
+        return {"causes": planted_causes, "remedies": remedies}[args.what](work, args.only)
 
 
 if __name__ == "__main__":
