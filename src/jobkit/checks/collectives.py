@@ -4,6 +4,7 @@ Buffers are float32 and hold whole numbers below 2^24, so that a right sum is ex
 encodes its rank and its place, so that a part in the wrong place is detected.
 """
 
+import argparse
 import os
 import re
 import time
@@ -167,25 +168,19 @@ def teams(operation: str, place: RankEnv) -> dict[str, list[int]]:
     return pairs | ({"inter_node": [0, place.local_world_size]} if place.nodes > 1 else {})
 
 
-def measure_all(
-    group: Group,
-    report: Reporter,
-    operations: Sequence[str],
-    min_bytes: int,
-    max_bytes: int | None,
-) -> list[Sample]:
+def measure_all(group: Group, report: Reporter, args: argparse.Namespace) -> list[Sample]:
     """Measure every operation at every size, with a record each, on the ranks that take part.
 
     Raises, on every rank, UsageError where --max-bytes does not fit in memory, and RuntimeError
     where the backend lacks all operations.
     """
     place, samples = group.place, []
-    free = free_bytes(group.device, place.local_world_size)
-    sizes, why = sizes_that_fit(min_bytes, max_bytes, group.gather(free))
+    free = group.gather(free_bytes(group.device, place.local_world_size))
+    sizes, why = sizes_that_fit(args.min_bytes, args.max_bytes, free)
     if why:
         report.warn(why)
     report.say(HEAD)
-    for operation in operations:
+    for operation in dict.fromkeys(args.ops):
         for scope, ranks in teams(operation, place).items():
             # Every rank must call this.
             inner = None if scope == "all" else dist.new_group(ranks, timeout=group.timeout)
@@ -195,10 +190,9 @@ def measure_all(
                 if place.rank in ranks:
                     tried = Exchange(operation, size, ranks, place.rank, group.device, inner)
                     done = measure_size(tried, scope, nodes, report)
-                    if done is not None:
-                        samples.append(done)
+                    samples += [done] if done else []
                     ends = done is None or (done.time_s > _MAX_S and size < sizes[-1])
-                    if done is not None and ends:
+                    if done and ends:
                         took = say_seconds(done.time_s)
                         report.warn(f"{operation} stops at {say_bytes(size)}, which takes {took}")
                 # Ranks outside a pair wait here at each size: all sizes might be a timeout.
@@ -247,32 +241,23 @@ def line(result: Sample) -> str:
     )
 
 
-def measure(
-    place: RankEnv,
-    paths: RunPaths,
-    attempt: int,
-    backend: str,
-    operations: Sequence[str],
-    min_bytes: int,
-    max_bytes: int | None,
-) -> None:
+def measure(place: RankEnv, paths: RunPaths, args: argparse.Namespace) -> None:
     """Measure as one rank, and write comm.csv, comm.json, records and the outcome.
 
-    backend: auto, gloo or nccl. max_bytes: None for 1 GiB, or what fits in memory.
-    Raises UsageError for bad input, and RuntimeError for a wrong result.
+    args: those of comm.py. Raises UsageError for bad input, and RuntimeError for a wrong result.
     """
-    report = Reporter(paths, attempt, place.rank)
+    report = Reporter(paths, args.attempt, place.rank)
     try:
         threads = share_of_cores(place.local_world_size)
         torch.set_num_threads(threads)
-        if backend == "nccl" and torch.cuda.device_count() == 0:
+        if args.backend == "nccl" and torch.cuda.device_count() == 0:
             raise UsageError(
                 "--backend nccl: no GPU is visible here; say --backend gloo, or ask for GPUs"
             )
         # The CPU for Gloo, the rank's GPU for NCCL.
-        wanted = {"auto": "auto", "gloo": "cpu", "nccl": "cuda"}[backend]
+        wanted = {"auto": "auto", "gloo": "cpu", "nccl": "cuda"}[args.backend]
         group = join(wanted, place, _TIMEOUT_S, report.warn)
-        check_identity(group, paths.folder.name, attempt)
+        check_identity(group, paths.folder.name, args.attempt)
         for text in banner(group, threads):
             report.say(text)
         hosts = group.gather(os.environ.get("SLURMD_NODENAME") or os.uname().nodename)
@@ -289,12 +274,12 @@ def measure(
             "threads": threads,
         }
         report.record("run_start", **about)
-        samples = measure_all(group, report, operations, min_bytes, max_bytes)
+        samples = measure_all(group, report, args)
         dist.barrier()  # ranks that are of no pair wait for those that are
         write(samples, about, report, paths, place.rank)
         report.record("run_end", status="ok", reason="", total_time_s=process_age_s())
         if place.rank == 0:
-            write_outcome(paths, attempt, "ok", 0)
+            write_outcome(paths, args.attempt, "ok", 0)
         report.say(f"wrote {paths.comm_csv} and {paths.comm_json.name}")
         dist.barrier()  # rank 0 may serve the store that the others end with
         group.close()
@@ -302,7 +287,7 @@ def measure(
         # The first rank that records why it failed is right.
         code = Exit.USAGE if isinstance(error, UsageError) else Exit.FAILED
         reason = str(error) if code == Exit.USAGE else f"rank {place.rank}: {error}"
-        reason = write_outcome(paths, attempt, "failed", code, reason)[:500]
+        reason = write_outcome(paths, args.attempt, "failed", code, reason)[:500]
         report.record("run_end", status="failed", reason=reason, total_time_s=process_age_s())
         raise
     finally:
@@ -314,12 +299,13 @@ def write(
 ) -> None:
     """Write the files; raises RuntimeError where a result was wrong."""
     report.say("fitted: time = latency + bytes / bandwidth")
-    unusable = ": not usable for a forecast"
     for fit in comm.fit_lines(samples):
         report.say(
             f"{fit.operation:<15} {fit.ranks:>5}  {fit.scope:<10} latency "
             f"{say_seconds(fit.latency_s)}, bandwidth {fit.gb_per_s:.3g} GB/s; "
-            f"largest error of a size {fit.worst_share:.0%}{unusable * fit.is_bad}"
+            f"largest error of a size {fit.worst_share:.0%}"
+            + ": not usable for a forecast"
+            * fit.is_bad
         )
     if rank == 0:
         write_whole(paths.comm_csv, comm.to_csv(samples))

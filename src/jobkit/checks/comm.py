@@ -61,8 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(words)
     try:
         if args.max_bytes is not None and args.max_bytes < args.min_bytes:
-            text = f"--max-bytes {args.max_bytes} is less than --min-bytes {args.min_bytes}"
-            raise UsageError(text)
+            raise UsageError(
+                f"--max-bytes {args.max_bytes} is less than --min-bytes {args.min_bytes}"
+            )
         if args.check is not None:
             check_ranks(args.check)
             return Exit.OK
@@ -70,22 +71,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
             os.environ.setdefault("JOBKIT_PYTHON", sys.executable)
             os.execvp("bash", ["bash", str(REPOSITORY / "run.sh"), "--comm", *words])
-        elif args.run_dir is None:
+        if args.run_dir is None:
             raise UsageError("a rank needs --run-dir: start them with bash run.sh --comm")
-        else:
-            from jobkit.checks.collectives import measure
-            from jobkit.payload.place import read_rank_env
-            from jobkit.payload.report import write_outcome
+        from jobkit.checks.collectives import measure
+        from jobkit.payload.place import read_rank_env
+        from jobkit.payload.report import write_outcome
 
-            place, paths = read_rank_env(), RunPaths(args.run_dir.absolute())
-            try:
-                check_ranks(place.world_size)
-            except UsageError as error:
-                write_outcome(paths, args.attempt, "failed", Exit.USAGE, str(error))
-                raise
-            # A failure is reported with its rank, and ends the process at once.
-            asked = args.backend, list(dict.fromkeys(args.ops)), args.min_bytes, args.max_bytes
-            as_rank(place.rank, lambda: measure(place, paths, args.attempt, *asked))
+        place, paths = read_rank_env(), RunPaths(args.run_dir.absolute())
+        try:
+            check_ranks(place.world_size)
+        except UsageError as error:
+            write_outcome(paths, args.attempt, "failed", Exit.USAGE, str(error))
+            raise
+        # A failure is reported with its rank, and ends the process at once.
+        as_rank(place.rank, lambda: measure(place, paths, args))
         return Exit.OK
     except UsageError as error:
         return refused(error)

@@ -5,6 +5,7 @@ import os
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -58,15 +59,15 @@ def test_every_operation_is_right_and_would_be_seen_wrong(world, tmp_path, fork_
 
 
 def test_a_run_leaves_records_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, called = tmp_path / "my comm", []
-    monkeypatch.setattr(os, "execvp", lambda file, words: called.append(words))
-    words = ["--max-bytes", "16K", "--run-dir", str(folder)]
-    cli.main(["--nproc-per-node", "2", *words])
+    monkeypatch.setattr(os, "execvp", execvp := Mock(side_effect=SystemExit))
+    paths = RunPaths(tmp_path / "my comm")
+    with pytest.raises(SystemExit):
+        cli.main(["--nproc-per-node", "2", "--max-bytes", "16K", "--run-dir", str(paths.folder)])
     done = subprocess.run(
-        called[0], env=environment(OMP_NUM_THREADS="1"), capture_output=True, text=True, timeout=600
-    )
+        execvp.call_args.args[1], env=environment(OMP_NUM_THREADS="1"), capture_output=True,
+        text=True, timeout=600,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    paths = RunPaths(folder)
     found = comm.read_csv(paths.comm_csv)
     assert [(s.operation, s.bytes) for s in found] == [
         (name, size) for name in comm.OPERATIONS for size in (1024, 4096, 16384)
@@ -92,42 +93,27 @@ def test_iterations_fit_in_a_second_but_three_there_are(monkeypatch: pytest.Monk
         assert made.measure() == ([seconds] * count, True)
 
 
-class Notes:
-    def __init__(self) -> None:
-        self.warned: list[str] = []
-
-    def say(self, line: str) -> None:
-        pass
-
-    def warn(self, text: str) -> None:
-        self.warned.append(text)
-
-
 def test_a_wrong_result_fails_the_run_and_is_kept(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     wrong = comm.sample("broadcast", "all", 2, 1, 8, [1.0], False)
     with pytest.raises(RuntimeError, match="wrong result: broadcast of 8 bytes"):
-        collectives.write([wrong], {}, Notes(), paths, rank=0)
+        collectives.write([wrong], {}, Mock(), paths, rank=0)
     assert comm.read_csv(paths.comm_csv) == [wrong] and not paths.outcome(0).exists()
 
 
 def test_an_operation_that_the_backend_lacks_is_left_out(monkeypatch) -> None:
-    def lacks(self) -> None:
-        raise RuntimeError(says)
-
-    monkeypatch.setattr(Exchange, "largest", lambda self, values: values)
-    monkeypatch.setattr(Exchange, "run", lacks)
-    tried, report = Exchange("all_to_all", 8, (0, 1), 0, torch.device("cpu")), Notes()
     says = "Backend gloo does not support alltoall_base"
-    assert collectives.measure_size(tried, "all", 1, report) is None
-    assert report.warned == [f"all_to_all is not available: {says}"]
-    place = RankEnv(world_size=2, local_world_size=2)
-    alone = SimpleNamespace(place=place, device=tried.device, gather=lambda value: [value])
+    monkeypatch.setattr(Exchange, "largest", lambda self, values: values)
+    monkeypatch.setattr(Exchange, "run", Mock(side_effect=RuntimeError(says)))
+    place, report = RankEnv(world_size=2, local_world_size=2), Mock()
+    alone = SimpleNamespace(place=place, device=torch.device("cpu"), gather=lambda value: [value])
+    args = SimpleNamespace(ops=["all_to_all"], min_bytes=1024, max_bytes=None)
     with pytest.raises(RuntimeError, match="no operation is available"):
-        collectives.measure_all(alone, report, ["all_to_all"], 1024, None)
-    says = "Connection closed by peer"
-    with pytest.raises(RuntimeError, match=says):
-        collectives.measure_size(tried, "all", 1, report)
+        collectives.measure_all(alone, report, args)
+    report.warn.assert_called_once_with(f"all_to_all is not available: {says}")
+    monkeypatch.setattr(Exchange, "run", Mock(side_effect=RuntimeError("closed by peer")))
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        collectives.measure_all(alone, report, args)
 
 
 def test_memory_bounds_the_sizes_and_the_reason_is_said() -> None:
@@ -142,15 +128,12 @@ def test_memory_bounds_the_sizes_and_the_reason_is_said() -> None:
     assert sizes[-1] == 2**32 and not why
 
 
-@pytest.mark.parametrize(
-    ("world", "nodes", "pairs"),
-    [
+def test_pairs_are_of_a_node_and_of_two_nodes() -> None:
+    for world, nodes, pairs in (
         (4, 2, {"intra_node": [0, 1], "inter_node": [0, 2]}),
         (2, 2, {"inter_node": [0, 1]}),
         (2, 1, {"intra_node": [0, 1]}),
-    ],
-)
-def test_pairs_are_of_a_node_and_of_two_nodes(world, nodes, pairs) -> None:
-    place = RankEnv(world_size=world, local_world_size=world // nodes)
-    assert teams("sendrecv", place) == pairs
-    assert teams("broadcast", place) == {"all": list(range(world))}
+    ):
+        place = RankEnv(world_size=world, local_world_size=world // nodes)
+        assert teams("sendrecv", place) == pairs
+        assert teams("broadcast", place) == {"all": list(range(world))}
