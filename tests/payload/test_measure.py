@@ -13,7 +13,6 @@ from jobkit.analysis.tables.frames import Row
 from jobkit.payload.clock import StepWindows
 from jobkit.payload.place import RankEnv
 from jobkit.payload.report import Reporter
-from jobkit.payload.strategies.ddp import _empty_in_fp32
 from jobkit.payload.train import Trainer
 from jobkit.spec.runspec import RunSpec
 from support.cuts import final
@@ -164,9 +163,3 @@ def test_an_epoch_without_a_counted_step_keeps_its_time(
         times.append((windows.images, windows.epoch_s))
         now[0] += 100  # an evaluation
     assert times == [(3, 1), (6, 2), (6, 2), (6, 2), (6, 2), (6, 2)]
-
-
-def test_an_empty_batch_meets_sync_batch_norm_in_fp32() -> None:
-    norm, some = torch.nn.SyncBatchNorm(3), torch.zeros(2, 3, 4, 4, dtype=torch.bfloat16)
-    kinds = [_empty_in_fp32(norm, (images,))[0].dtype for images in (some[:0], some)]
-    assert kinds == [torch.float32, torch.bfloat16]

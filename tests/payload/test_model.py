@@ -131,7 +131,6 @@ def test_a_setting_without_effect_is_told(
         ("", {"ranks_per_node": 2}, 1, 1000, "statistics over each rank's own part"),
         ("", {"ranks_per_node": 2, "strategy": "pp"}, 1, 1000, "statistics over each microbatch"),
         ("", {"ranks_per_node": 2, "strategy": "mp"}, 1, 1000, None),
-        ("", {"ranks_per_node": 2, "sync_batchnorm": True}, 1, 1000, None),
         ("", {}, 1, 1000, None),
     ],
 )

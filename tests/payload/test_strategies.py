@@ -129,7 +129,6 @@ FOUR = RankEnv(world_size=4, local_world_size=4)
 @pytest.mark.parametrize(
     ("name", "settings", "place", "line"),
     [
-        ("ddp", {"sync_batchnorm": True}, None, "torch has it for GPUs only"),
         ("fsdp", {"fsdp_wrap": "Conv"}, None, "no module of class 'Conv' .it has: Flatten, Lin"),
         ("fsdp", {"fsdp_hybrid_replicas": 3}, FOUR, "3 does not divide the 4 ranks"),
         ("dp", {"compile": True}, None, "--compile, strategy dp: the threads would"),

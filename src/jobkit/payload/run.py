@@ -192,8 +192,7 @@ def warnings_of(
         )
     # The one thing in a model that does depend on the number of ranks.
     part = FACTS[spec.strategy].normalises_over
-    synchronised = spec.sync_batchnorm and spec.strategy in owners("sync_batchnorm")
-    if normalised and spec.world_size > 1 and part and not synchronised:
+    if normalised and spec.world_size > 1 and part:
         yield (
             f"the model has batch normalisation, which takes its statistics over each {part}: "
             "losses change with the number of ranks"

@@ -201,7 +201,6 @@ class RunSpec(AnyRun):
     ddp_comm_hook: str = setting(
         "none", "ddp: compress gradients before they are sent", choices=COMM_HOOKS
     )
-    sync_batchnorm: bool = setting(False, "ddp: batch normalisation over all ranks; needs GPUs")
     fsdp_wrap: str | None = setting(
         None,
         "fsdp: module classes that become sharding units, as A,B (instead of by size)",

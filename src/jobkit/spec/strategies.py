@@ -88,7 +88,7 @@ class DDPFacts(Facts):
     """DistributedDataParallel."""
 
     name, code = "ddp", "ddp.DDP"
-    owns = ("ddp_", "sync_batchnorm")
+    owns = ("ddp_",)
     keeps_gradients = True
     verified = (
         Variant("ddp"),

@@ -39,7 +39,6 @@ class Strategy:
         self.data_group: dist.ProcessGroup | None = None  # those ranks; None: all
         self.devices = 1  # GPUs that this process drives
         self.owns_loss = True  # this rank's losses and answers are its own, not another's again
-        self.accepts_empty_batch = False  # the model runs on a batch of no samples
         self.can_fuse = True  # torch's fused optimizer takes the strategy's parameters
         self.dtype = DTYPES.get(spec.precision, torch.float32)  # "auto" is decided before
         self.label_smoothing = 0.2 if spec.speed_run else 0.0
@@ -100,7 +99,7 @@ class Strategy:
         last: this is the last microbatch of the step, so gradients are reduced over the ranks.
         """
         statistics: AbstractContextManager[object] = nullcontext()
-        if not (len(labels) or self.accepts_empty_batch):
+        if not len(labels):
             statistics = kept_statistics(self.model)
             images, labels = images.new_zeros(1, 3, 32, 32), labels.new_zeros(1)
             weight = 0.0  # of a sample that is made up

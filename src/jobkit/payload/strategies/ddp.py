@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from jobkit.errors import UsageError
 from jobkit.payload.strategies.base import Strategy
 
 # Its name since torch 2.14, and before.
@@ -22,21 +21,8 @@ if _SYNC_BUFFERS not in inspect.signature(DistributedDataParallel).parameters:
 class DDP(Strategy):
     """A full copy of model and optimizer on each rank; all-reduce overlaps the backward pass."""
 
-    def check(self) -> None:
-        super().check()
-        if self.spec.sync_batchnorm and self.device.type == "cpu":
-            raise UsageError(
-                "--sync-batchnorm: torch has it for GPUs only, and this run is on the CPU"
-            )
-
     def wrap(self, model: nn.Module) -> nn.Module:
         spec, on_gpu = self.spec, self.device.type == "cuda"
-        if spec.sync_batchnorm:
-            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-            for module in model.modules():
-                if isinstance(module, nn.SyncBatchNorm):
-                    module.register_forward_pre_hook(_empty_in_fp32)
-            self.accepts_empty_batch = True  # a sample made up would be in the others' statistics
         # Running statistics are shared before each evaluation (share_buffers): on a GPU a broadcast
         # in each forward pass would only take time.
         sync_buffers: Any = {_SYNC_BUFFERS: not on_gpu}
@@ -74,15 +60,6 @@ class DDP(Strategy):
         blank = torch.zeros(2, 3, 32, 32, dtype=next(self.model.parameters()).dtype)
         labels = torch.zeros(2, dtype=torch.long)
         self.forward_backward(blank.to(self.device), labels.to(self.device), 0.0, last=True)
-
-
-def _empty_in_fp32(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """An empty batch in fp32, for SyncBatchNorm.
-
-    torch gathers the statistics of an empty batch in its type, and those of any other in fp32: in
-    lower precision the ranks would send different numbers of bytes.
-    """
-    return tuple(x.float() if x.numel() == 0 else x for x in inputs)
 
 
 _CASTS = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
