@@ -39,7 +39,8 @@ class DDP(Strategy):
             state = powerSGD_hook.PowerSGDState(None, 8, 2, random_seed=spec.seed)
             wrapped.register_comm_hook(state, _power_sgd)
         elif spec.ddp_comm_hook != "none":
-            wrapped.register_comm_hook(dist.group.WORLD, _CASTS[spec.ddp_comm_hook])
+            hook = getattr(default_hooks, f"{spec.ddp_comm_hook}_compress_hook")
+            wrapped.register_comm_hook(dist.group.WORLD, hook)
         return wrapped
 
     def describe(self) -> list[str]:
@@ -62,15 +63,8 @@ class DDP(Strategy):
         self.forward_backward(blank.to(self.device), labels.to(self.device), 0.0, last=True)
 
 
-_CASTS = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
-
-
 def _power_sgd(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """torch's hook, bucket by bucket on the CPU.
-
-    It starts its later all-reduces in callbacks, which Gloo calls from threads of its own: with two
-    buckets on their way the ranks would send them in other orders.
-    """
+    """torch's hook, bucket by bucket on the CPU: Gloo's threads would send two in any order."""
     future = powerSGD_hook.powerSGD_hook(state, bucket)
     if bucket.buffer().device.type == "cpu":
         future.wait()
