@@ -7,24 +7,18 @@ import sys
 from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from jobkit import gpus
 from jobkit.errors import Exit, UsageError
+from jobkit.payload import distributed
 from jobkit.payload import main as leaving
 from jobkit.payload.device import gpu_state, peak_memory_mib
-from jobkit.payload.distributed import (
-    Candidate,
-    Group,
-    agree_device,
-    agreed,
-    candidate,
-    follow_timeout,
-)
+from jobkit.payload.distributed import Candidate, agreed, candidate, join
 from jobkit.payload.place import RankEnv, share_of_cores
 from jobkit.payload.strategies.local import DP
 from jobkit.spec.runspec import RunSpec
@@ -96,21 +90,26 @@ def test_a_gpu_that_torch_cannot_open_is_one_line(
 
     FakeCuda(monkeypatch, "GPU-a").mock("get_device_properties", refuse)
     with pytest.raises(UsageError, match=line):
-        agree_device("auto", RankEnv(), lambda own: [own], pytest.fail)
+        agreed([candidate("auto", RankEnv())], "auto", on_slurm=False)
 
 
 def test_the_gpu_is_the_local_ranks_of_those_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     """All ranks hear of all ranks' GPUs, and so conclude the same."""
     cuda, place = FakeCuda(monkeypatch, "a", "b"), RankEnv(rank=3, local_rank=3, world_size=4)
-    said: list[str] = []
+    said, uuids = list[str](), ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
     assert candidate("auto", place).index == 1
     assert candidate("cpu", RankEnv()).visible == 0
-    alone = agree_device("auto", RankEnv(), lambda own: [own], pytest.fail)
-    assert alone == torch.device("cuda", 0) and cuda.chosen == [alone]
-    four = lambda own: [replace(own, uuid=f"GPU-{i}", index=i) for i in range(4)]  # noqa: E731
-    assert agree_device("auto", place, four, pytest.fail) == torch.device("cuda", 3)
-    same = lambda own: [own] * 4  # noqa: E731
-    assert agree_device("auto", place, same, said.append) == CPU
+
+    class Group(SimpleNamespace):
+        def gather(self, own: Candidate) -> list[Candidate]:
+            return [replace(own, uuid=uuid, index=i) for i, uuid in enumerate(uuids)]
+
+    made = lambda _, device, *rest: Group(device=device, close=lambda: None)  # noqa: E731
+    monkeypatch.setattr(distributed, "Group", made)
+    assert join("auto", place, 60.0, pytest.fail).device == torch.device("cuda", 3)
+    assert cuda.chosen == [torch.device("cuda", 3)]
+    uuids[:] = ["GPU-0"] * 4
+    assert join("auto", place, 60.0, said.append).device == CPU
     assert said == ["2 GPUs for 4 ranks: all ranks compute on the CPU"]
 
 
@@ -195,31 +194,6 @@ def test_the_memory_that_the_device_says_is_used(monkeypatch: pytest.MonkeyPatch
     cuda.mock("mem_get_info", unknown)
     assert math.isnan(peak_memory_mib(GPU)["device_memory_mib"])
     assert math.isnan(peak_memory_mib(CPU)["device_memory_mib"])
-
-
-def test_nccls_own_limits_follow_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    heartbeat, dump = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"
-    for timeout_s, limits in (
-        (600, ("600", "15000")),
-        (1800, ("1800", "15000")),
-        (20, ("60", "500")),
-    ):
-        environ: dict[str, str] = {}
-        follow_timeout(timeout_s, environ)
-        assert (environ[heartbeat], environ[dump]) == limits
-    given = {heartbeat: "7"}
-    follow_timeout(20, given)
-    assert given[heartbeat] == "7"
-    # A group on GPUs is made with them.
-    seen: list[str | None] = []
-    seen_at = lambda **_: seen.append(os.environ.get(heartbeat))  # noqa: E731
-    monkeypatch.setattr(dist, "init_process_group", seen_at)
-    for name in (heartbeat, dump):
-        monkeypatch.setenv(name, "to be put back")
-        monkeypatch.delenv(name)
-    for device in (CPU, GPU):
-        Group(RankEnv(), device, 900.0, dist.HashStore())
-    assert seen == [None, "900"]
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,10 @@ So the ranks compare what they see over Gloo, before any of them makes a group o
 
 import contextlib
 import datetime
-import math
 import os
 import socket
 from collections import defaultdict
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,9 +23,6 @@ from jobkit.payload.place import RankEnv
 from jobkit.program.process import host_name
 
 T = TypeVar("T")
-_MIN_HEARTBEAT_S = 60  # a call of CUDA may hold NCCL's watchdog for some seconds
-_MAX_DUMP_S = 15.0  # torch's default
-_DUMPS = 4  # times that torch waits for a dump before it raises
 
 
 @dataclass(frozen=True)
@@ -115,55 +111,23 @@ def agreed(candidates: Sequence[Candidate], wanted: str, on_slurm: bool) -> tupl
     )
 
 
-def agree_device(
-    wanted: str,
-    place: RankEnv,
-    gather: Callable[[Candidate], list[Candidate]],
-    warn: Callable[[str], None],
-) -> torch.device:
-    """Return this rank's device, after all ranks have compared theirs; UsageError on every rank.
-
-    gather: gives every rank's value to every rank. warn: of rank 0's.
-    """
-    gpus = gather(candidate(wanted, place))
-    kind, warning = agreed(gpus, wanted, on_slurm=place.job_id is not None)
-    if warning:
-        warn(warning)
-    if kind == "cpu":
-        return torch.device("cpu")
-    device = torch.device("cuda", gpus[place.rank].index)
-    torch.cuda.set_device(device)
-    return device
-
-
-def follow_timeout(timeout_s: float, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Have torch's own limits around NCCL follow the timeout of a collective.
-
-    From torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp: a thread looks every HEARTBEAT_TIMEOUT
-    (8 minutes) whether NCCL's watchdog has moved, and otherwise aborts the process as much later;
-    it waits as long after another rank's timeout. So healthy ranks would end before a longer
-    timeout, and stay long after a shorter one. A rank whose collective timed out waits four times
-    WAIT_TIMEOUT_DUMP before it raises: a tenth of the timeout here, at most. To be called before
-    the group is made; what the user has set stays.
-    """
-    heartbeat_s = max(_MIN_HEARTBEAT_S, math.ceil(timeout_s))
-    dump_s = min(_MAX_DUMP_S, timeout_s / 10 / _DUMPS)
-    environ.setdefault("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", str(heartbeat_s))
-    environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", str(math.ceil(dump_s * 1000)))
-
-
 def join(
     wanted: str, place: RankEnv, timeout_s: float, warn: Callable[[str], None] = lambda _: None
 ) -> "Group":
     """Return the group of all ranks, each on its device; wanted: auto, cpu or cuda.
 
-    Raises UsageError, on every rank, where the ranks' GPUs cannot be used.
+    warn: of rank 0's. Raises UsageError, on every rank, where the ranks' GPUs cannot be used.
     """
     store = meet(place, timeout_s)
     group = Group(place, torch.device("cpu"), timeout_s, store)
-    device = agree_device(wanted, place, group.gather, warn)
-    if device.type == "cpu":
+    gpus = group.gather(candidate(wanted, place))
+    kind, warning = agreed(gpus, wanted, on_slurm=place.job_id is not None)
+    if warning:
+        warn(warning)
+    if kind == "cpu":
         return group
+    device = torch.device("cuda", gpus[place.rank].index)
+    torch.cuda.set_device(device)
     group.close()
     return Group(place, device, timeout_s, dist.PrefixStore("on GPUs", store))
 
@@ -195,8 +159,6 @@ class Group:
         self.timeout = datetime.timedelta(seconds=timeout_s)
         on_gpu = device.type == "cuda"
         self.backend = "nccl" if on_gpu else "gloo"
-        if on_gpu:
-            follow_timeout(timeout_s)
         dist.init_process_group(
             # CPU offload needs collectives on CPU tensors beside those on the GPU.
             backend="cuda:nccl,cpu:gloo" if on_gpu else "gloo",
