@@ -43,7 +43,6 @@ from jobkit.payload.report import Reporter
 from jobkit.spec.runspec import RunSpec
 
 if TYPE_CHECKING:
-    from jobkit.payload.strategies import Strategy
     from jobkit.payload.train import Trainer
 
 MANIFEST = "manifest.json"
@@ -253,23 +252,13 @@ def shared_tensors(trainer: "Trainer") -> dict[str, Tensor]:
 
 def own_tensors(trainer: "Trainer") -> dict[str, Tensor]:
     """The tensors that differ between the ranks."""
-    strategy = trainer.strategy
+    strategy, gpu = trainer.strategy, trainer.strategy.device
     return {
         **{f"{BUFFER}{name}": buffer for name, buffer in strategy.named_buffers().items()},
         **{f"{STRATEGY}{name}": tensor for name, tensor in strategy.own_state().items()},
         CPU_STATE: torch.get_rng_state(),
-        **{name: torch.cuda.get_rng_state(gpu) for name, gpu in random_gpus(strategy).items()},
+        **({GPU_STATE: torch.cuda.get_rng_state(gpu)} if gpu.type == "cuda" else {}),
         LOSS_SUM: trainer.loss_sum,
-    }
-
-
-def random_gpus(strategy: "Strategy") -> dict[str, torch.device]:
-    """The GPUs on which this rank draws random numbers, by the names of their states."""
-    if strategy.device.type != "cuda":
-        return {}
-    others = range(1, strategy.devices)  # dp drives several
-    return {GPU_STATE: strategy.device} | {
-        f"{GPU_STATE}.{gpu}": torch.device("cuda", gpu) for gpu in others
     }
 
 

@@ -178,21 +178,13 @@ def recorded(device: torch.device) -> dict[str, str]:
 # --- random numbers, which dropout draws: each rank's own, and kept in checkpoints ---------------
 
 
-def seed_rank(seed: int, rank: int, gpus: int = 1, iteration: int = 0) -> None:
-    """Begin numbers that differ between ranks, and between the GPUs that one process drives.
+def seed_rank(seed: int, rank: int, iteration: int = 0) -> None:
+    """Begin numbers that differ between ranks.
 
     All ranks have seeded alike to make the same weights; with equal masks of dropout they would be
     one draw, not as many as there are ranks. Rank 0 draws as a run on one rank does, unless an
     iteration is given: a run resumed at another size must not draw again what its first
     iterations drew. The order of the samples and their augmentation draw nothing here.
     """
-    if rank or iteration:
-        torch.manual_seed(_mixed(seed, iteration, rank))
-    for gpu in range(1, gpus):
-        with torch.cuda.device(gpu):
-            torch.cuda.manual_seed(_mixed(seed, iteration, rank + gpu))
-
-
-def _mixed(seed: int, iteration: int, rank: int) -> int:
-    """A seed for a rank; a sum would give rank 1 what rank 0 has in the next repeat."""
-    return int(sample_hash(seed, iteration, torch.tensor([rank])))
+    if rank or iteration:  # mixed: a sum would give rank 1 what rank 0 has in the next repeat
+        torch.manual_seed(int(sample_hash(seed, iteration, torch.tensor([rank]))))

@@ -12,6 +12,7 @@ from jobkit.paths import RunPaths, read_json
 from jobkit.payload.checkpoint import (
     BUFFER,
     CPU_STATE,
+    GPU_STATE,
     LOSS_SUM,
     MANIFEST,
     STRATEGY,
@@ -21,7 +22,6 @@ from jobkit.payload.checkpoint import (
     attempt_of,
     check,
     found_in,
-    random_gpus,
     shared_tensors,
 )
 from jobkit.payload.device import seed_rank
@@ -163,12 +163,10 @@ def _load(checkpoint: Checkpoint, trainer: "Trainer", group: Group) -> None:
     trainer.loss_sum = own[LOSS_SUM].to(trainer.loss_sum)
     if CPU_STATE in own:
         torch.set_rng_state(own[CPU_STATE])
-    for name, gpu in random_gpus(strategy).items():
-        if name in own:
-            torch.cuda.set_rng_state(own[name], gpu)
+    if GPU_STATE in own and strategy.device.type == "cuda":
+        torch.cuda.set_rng_state(own[GPU_STATE], strategy.device)
     if not same:
-        seed = trainer.spec.seed + trainer.spec.repeat
-        seed_rank(seed, rank, strategy.devices, checkpoint.progress.iteration)
+        seed_rank(trainer.spec.seed + trainer.spec.repeat, rank, checkpoint.progress.iteration)
 
 
 def _prime(trainer: "Trainer") -> None:

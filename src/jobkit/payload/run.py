@@ -159,7 +159,7 @@ def build_trainer(
     )
     if spec.speed_run:
         look_ahead(trainer)
-    seed_rank(seed, place.rank, strategy.devices)
+    seed_rank(seed, place.rank)
     return trainer
 
 
