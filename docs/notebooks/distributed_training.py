@@ -63,7 +63,7 @@ show(*exercise_4_1.gradients())
 # %%
 jobkit(*base, "--name", "layers", "--strategies", "mp", "--gpus", "2")
 (row,) = collect("layers").runs.to_dict("records")
-print(f"mp on {int(row['world_size'])} ranks: {float(row['images_per_s']):.0f} images/s")
+print(f"mp on {int(row['world_size'])} ranks: {float(row['throughput']):.0f} images/s")
 
 # %% [markdown]
 # A pipeline (`pp`) cuts a batch into microbatches, so that stages work at once. The slots below are
@@ -116,7 +116,7 @@ jobkit(*base, "--name", "one", "--strategies", "single", "dp", "--gpus", "1")
 jobkit(*base, "--name", "two", "--strategies", "ddp", "fsdp", "--gpus", "2")
 table = pd.concat([collect("one").runs, collect("two").runs]).set_index("strategy")
 table = table.loc[["single", "dp", "ddp", "fsdp"]]
-rate, memory = table["images_per_s"].astype(float), table["peak_memory_mib"].astype(float)
+rate, memory = table["throughput"].astype(float), table["peak_memory_mib"].astype(float)
 ranks = table["world_size"].astype(int)
 efficiency = rate / rate["single"] / ranks
 labels = [f"{name}\n{count} rank{'s' * (count > 1)}" for name, count in ranks.items()]

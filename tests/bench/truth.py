@@ -212,7 +212,7 @@ def _independent(rows: list[dict[str, Any]], sd: float, g: Generator) -> None:
 
 
 def _scale(row: dict[str, Any], factor: float) -> None:
-    row["images_per_s"] *= factor
+    row["throughput"] *= factor
 
 
 LIFE = {

@@ -33,9 +33,7 @@ def results_of(
         {k: row[k] for k in ("run_id", "series", "world_size", "repeat")}
         | {"attempt": 0, "epoch": e, "images_per_s": float(v)}
         for row in rows
-        for e, v in enumerate(
-            row["images_per_s"] * np.exp(0.02 * generator.standard_normal(epochs))
-        )
+        for e, v in enumerate(row["throughput"] * np.exp(0.02 * generator.standard_normal(epochs)))
     ]
     return results_from(frame(rows, RESULTS), frame(records, EPOCHS))
 
@@ -49,7 +47,8 @@ def runs_of(
     return [
         FIXED
         | {"run_id": f"{name}-{n}-{i}", "series": name, "world_size": n, "repeat": i}
-        | {"images_per_s": float(x), "time_per_epoch_s": 50000 / float(x)}
+        | {"throughput": float(x), "throughput_unit": "images/s"}
+        | {"time_per_epoch_s": 50000 / float(x)}
         | {"total_time_s": seconds, "ranks_per_node": n, "scaling": scaling}
         for name, sizes in series.items()
         for n, rates in sizes.items()

@@ -47,7 +47,7 @@ _PLOT = """examples:
 
 the report begins with five lines, as:
   Request 16 GPUs on 4 nodes with ddp: 12.9 times 1 GPU, parallel efficiency 81% [79.9, 82 at
-  95%], 141 s and 0.16 node-hours per epoch; undecided whether above 80%: repeat 1 and 16 GPUs.
+  95%], 142 s and 0.16 node-hours per epoch; undecided whether above 80%: repeat 1 and 16 GPUs.
 
 exit codes:
   0  the figures and the report were made

@@ -1,7 +1,6 @@
 """The state of a plan's runs, from their files and from Slurm, and the progress of a run."""
 
 import os
-import statistics
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -110,8 +109,8 @@ class Progress:
     val_accuracy: float | None
     elapsed_s: float | None  # since the start
     step: float | None = None  # the last one that a program has recorded, until it is ok
-    # Of all ranks, as the table of results has it: the median of the epochs after the first, or
-    # the mean of the steps after the warm-up, if all ranks are as fast as the first one.
+    # Of all ranks, as the table of results has it: the mean of the steps after the warm-up, if all
+    # ranks are as fast as the first one.
     rate: float | None = None
     unit: str = ""  # of the rate, as images
 
@@ -138,10 +137,10 @@ def progress(
     epochs = [r for r in records if r.get("kind") == "epoch" and type(r.get("epoch")) is int]
     windows = [r for r in records if r.get("kind") == "window"]
     last = epochs[-1] if epochs else {}
-    rates = [rate for r in epochs if (rate := _number(r.get("images_per_s"))) is not None]
-    rate, unit = statistics.median(rates[1:] or rates) if rates else None, "images"
-    if not epochs:
-        rate, unit = _rate_of_steps(windows, records, spec)
+    pairs = [(_number(r.get("timed_images")), _number(r.get("epoch_time_s"))) for r in epochs]
+    rate, unit = _rate_of_steps(windows, records, spec)
+    if timed := [(images, time_s) for images, time_s in pairs if images and time_s]:
+        rate, unit = sum(images for images, _ in timed) / sum(s for _, s in timed), "images"
     return Progress(
         epoch=last.get("epoch", -1) + 1,
         epochs=spec.planned_epochs or 0,

@@ -22,8 +22,7 @@ EPILOG = """examples:
   python -m jobkit status logs/demo --json
   python -m jobkit status single           the jobs of run.sh alone
 
-The rate is that of the table of results: images/s is the median of the epochs after the first one,
-of other programs the mean of the steps after the warm-up.
+The rate is that of the table of results, the mean of the steps after the warm-up.
 """
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from jobkit.analysis.collect.records import RunRecords
 from jobkit.analysis.collect.samples import use_row
-from jobkit.analysis.collect.steps import TRAINING, Observation, Observed
+from jobkit.analysis.collect.steps import Observation, Observed
 from jobkit.analysis.tables.columns import RESULTS
 from jobkit.analysis.tables.frames import frame
 from jobkit.outcome.slurm_jobs import read_sacct
@@ -34,7 +34,7 @@ def windows() -> tuple[list[Any], Observed]:
         for step, t, warm in ends
     ]
     steps = [Observation(step=s, steps=5, time_s=1.0, work=20.0, warmup=w) for s, _, w in ends]
-    return found, Observed(steps=steps, unit="images", windows=True, source=TRAINING)
+    return found, Observed(steps=steps, unit="images", windows=True)
 
 
 def row_of(found: list[Any], slurm_j: float | None = None, **size: Any) -> dict[str, Any]:
@@ -120,7 +120,6 @@ def test_the_energy_of_an_epoch_is_a_column_of_sizes() -> None:
     """On the larger of two sizes an image needs more energy."""
     rows = runs_of({"ddp": {1: [100.0], 2: [180.0]}})
     for row in rows:
-        row |= {"throughput": row["images_per_s"], "throughput_unit": "images/s"}
         row |= {"joules_per_work": 2.0 * row["world_size"], "joules_of": "gpu"}
     results = results_from(frame(rows, RESULTS))
     assert [s.energy_kwh for s in results.sizes] == pytest.approx([100e3 / 3.6e6, 200e3 / 3.6e6])

@@ -112,8 +112,7 @@ def test_the_command_is_a_gate_also_by_a_kept_table(capsys) -> None:
     path = StudyPaths(plan.paths.folder).results
     assert main(["old", str(path)]) == 0
     table = pd.read_csv(path)
-    for name in ("throughput", "images_per_s"):
-        table[name] *= 1.2
+    table["throughput"] *= 1.2
     faster = path.with_name("faster.csv")
     table.to_csv(faster, index=False)
     assert main(["old", str(faster), "--tolerance", "5"]) == 4

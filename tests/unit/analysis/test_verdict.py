@@ -58,9 +58,9 @@ def study(
     keys = ("run_id", "series", "world_size", "repeat")
     records = [
         {k: row[k] for k in keys}
-        | {"attempt": 0, "epoch": i, "images_per_s": row["images_per_s"] * factor}
+        | {"attempt": 0, "epoch": i, "images_per_s": row["throughput"] * factor}
         for row in rows
-        if row["images_per_s"]
+        if row["throughput"]
         for i, factor in enumerate(epochs(row["world_size"]))
     ]
     return results_from(frame(rows, RESULTS), frame(records, EPOCHS))
@@ -79,7 +79,7 @@ def at_8(**values: Any) -> Change:
 
 
 def failing(status: str, reason: str | None, from_repeat: int) -> Change:
-    gone = {"status": status, "reason": reason, "images_per_s": None, "time_per_epoch_s": None}
+    gone = {"status": status, "reason": reason, "throughput": None, "time_per_epoch_s": None}
     return lambda row: at_8(**gone)(row) if row["repeat"] >= from_repeat else None
 
 
@@ -93,7 +93,7 @@ def two_kinds(row: dict[str, Any]) -> None:
     slow = k in {1: (0, 1, 2), 2: (1, 3), 4: (2,), 8: ()}[n]
     row["node_list"] = f"{'slow' if slow else 'fast'}{(n + k) % 3}"
     if slow:
-        row["images_per_s"] *= 0.8
+        row["throughput"] *= 0.8
         row["time_per_epoch_s"] /= 0.8
 
 
@@ -103,7 +103,7 @@ def in_order(row: dict[str, Any]) -> None:
 
 
 def drifting(row: dict[str, Any]) -> None:
-    row["images_per_s"] *= 1 - 0.1 * (row["start_time_s"] - 1.7e9) / 12_000
+    row["throughput"] *= 1 - 0.1 * (row["start_time_s"] - 1.7e9) / 12_000
 
 
 def disturbed(row: dict[str, Any]) -> None:
@@ -171,7 +171,7 @@ CASES: dict[str, tuple[Callable[[], Results], list[str], list[str]]] = {
     "two sizes failed": (
         lambda: study(GOOD, sending, lambda row: failing("failed", "rank 3: NCCL timeout", 1)(
             row) if row["world_size"] != 4 else row.update(
-            status="oom", reason="CUDA out of memory", images_per_s=None, time_per_epoch_s=None)),
+            status="oom", reason="CUDA out of memory", throughput=None, time_per_epoch_s=None)),
         ["Request 2 GPUs", "on 4 GPUs 3 of 3 runs are not ok", "at 92% efficiency (1 of 3 runs)",
          "up to 8 GPUs: 92% [89, 95 at 95%] (1 of 3 runs)."], [],
     ),
@@ -345,8 +345,8 @@ def test_the_steps_of_any_program_say_why_and_which_rank_is_late(cause, word) ->
         row |= {f"breakdown_{k}": v for k, v in fields.items()} | {"global_batch_size": None}
         row |= {"breakdown_late_rank": 5 if n > 1 else None, "breakdown_late_host": "nid7"}
         row |= {"breakdown_late_cause": cause}
-        row |= {"throughput": row["images_per_s"], "strategy": "train", "images_per_s": None}
         row |= {"step_time_s": fields["iteration_s"], "throughput_unit": "samples/s"}
+        row["strategy"] = "train"
     (line,) = (x for x in verdict(results_from(frame(rows, RESULTS)), "GPUs") if "below" in x)
     assert f", because rank 5 on nid7 {word} 60% longer than the others" in line
 
@@ -366,7 +366,7 @@ def test_single_is_the_base_where_another_serial_run_may_be_faster_by_chance() -
 def test_runs_that_go_on_have_not_failed() -> None:
     rows = runs_of({"ddp": {1: [100.0, 101], 2: [190.0, 1.0], 4: [1.0, 1.0]}})
     for row, status in zip(rows[-3:], ("running", "pending", "running"), strict=True):
-        row |= {"status": status, "reason": "process 22486", "images_per_s": None}
+        row |= {"status": status, "reason": "process 22486", "throughput": None}
     page = "\n".join(verdict(results_from(frame(rows, RESULTS)), "GPUs"))
     assert "; on 4 GPUs 2 of 2 runs are not ok (pending)" in page and "failed" not in page
     assert "3 of 6 runs ok; on 4 GPUs 2 of 2 runs are not ok" in page
@@ -458,7 +458,7 @@ def test_of_the_sentences_of_100_studies_2_in_100_are_false_at_most() -> None:
 def test_a_study_of_failed_runs_says_why_and_names_its_time_as_one_without() -> None:
     rows = runs_of({"train": {1: [1671.0], 2: [1.0], 4: [1.0]}})
     for row in rows:
-        row |= {"images_per_s": None, "time_per_epoch_s": None, "train_samples": None}
+        row |= {"throughput": None, "time_per_epoch_s": None, "train_samples": None}
         row |= {"status": "failed", "reason": "rank 0: ModuleNotFoundError: No module named 'foo'"}
     nothing = results_from(frame(rows, RESULTS))
     lines = verdict(nothing, "GPUs")
@@ -573,8 +573,7 @@ def test_the_hours_of_a_whole_project() -> None:
 def test_samples_that_are_inferred_are_said(sources, said) -> None:
     rows = runs_of({"train": {1: [100.0], 2: [200.0]}})
     for row, work in zip(rows, sources, strict=True):
-        row |= {"throughput": row["images_per_s"], "throughput_unit": "samples/s"}
-        row |= {"throughput_source": "auto", "work_source": work}
+        row |= {"throughput_unit": "samples/s", "throughput_source": "auto", "work_source": work}
     first = verdict(results_from(frame(rows, RESULTS)), "GPUs")[0]
     assert said in first and ("inferred" in first) is bool(said)
 
@@ -583,7 +582,7 @@ def test_a_run_that_was_started_again_says_why_its_wall_time_is_no_rate() -> Non
     rows = runs_of({"train": {1: [100.0], 2: [200.0]}})
     for row, attempts in zip(rows, (1, 2), strict=True):
         row |= {"attempts": attempts, "throughput_unit": "runs/h", "throughput": 100.0}
-        row |= {"throughput_source": WALL_TIME, "images_per_s": None, "train_samples": None}
+        row |= {"throughput_source": WALL_TIME, "train_samples": None}
     rows[1] |= {"throughput": None, "throughput_unit": None}
     results = results_from(frame(rows, RESULTS))
     first, second = results.sizes
@@ -596,7 +595,7 @@ def test_of_many_kinds_of_rates_two_are_told() -> None:
     for scaling, unit in (("strong", "x/s"), ("weak", "x/s"), (None, "x/s"), (None, "y/s")):
         rates = {1: [100.0, 101.0], 2: [190.0, 191.0], 4: [300.0, 301.0]}
         rows += [
-            row | {"throughput": row["images_per_s"], "throughput_unit": unit, "images_per_s": None}
+            row | {"throughput_unit": unit}
             for row in runs_of({f"{unit} {scaling or 'z'}": rates}, scaling)
         ]
     lines = verdict(results_from(frame(rows, RESULTS)), "GPUs")

@@ -123,12 +123,12 @@ def observed_lines(
 def observed_metrics(
     records: Sequence[Record], ranks: int | None, planned: Mapping[str, Any]
 ) -> Observed | None:
-    """The observations of [METRIC] key=value lines that say a time or a rate, and no epoch.
+    """The observations of [METRIC] key=value lines that say a time or a rate.
 
     Where all ranks print a rate of which the name does not say that it is of one rank, it may be of
     one or of all: then it is not used.
     """
-    lines = [r for r in records if "v" not in r and not ("epoch" in r and "step" not in r)]
+    lines = [r for r in records if "v" not in r]
     seen = [
         _observation(
             {name: value for name, value in line.items() if name not in _OWN_KEYS},

@@ -1,17 +1,15 @@
 """One row of results.csv: from the plan, the state and the records of a run, and how fast it was.
 
 The sources of the rate, the best first: windows of the meter, lines that the study's pattern finds,
-windows of the start-up hook, [METRIC] key=value lines, the epochs of a training, and at last the
-wall time of the whole run, which has its start-up in it.
+windows of the start-up hook, [METRIC] key=value lines, and at last the wall time of the whole run,
+which has its start-up in it.
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from jobkit.analysis.collect.lines import (
@@ -23,7 +21,6 @@ from jobkit.analysis.collect.lines import (
 )
 from jobkit.analysis.collect.records import RunRecords, epoch_of
 from jobkit.analysis.collect.steps import (
-    TRAINING,
     Observed,
     number,
     observed_windows,
@@ -32,6 +29,7 @@ from jobkit.analysis.collect.steps import (
     thinned,
 )
 from jobkit.analysis.collect.why import breakdown
+from jobkit.analysis.scaling.sizes import IMAGES, RUNS
 from jobkit.analysis.tables.columns import RESULTS
 from jobkit.analysis.tables.frames import Row
 from jobkit.analysis.tables.text import counted
@@ -44,7 +42,6 @@ from jobkit.outcome.state import RunState
 from jobkit.spec.command import CommandSpec, PlannedRun
 from jobkit.spec.runspec import RunSpec
 
-OF_EPOCHS = "epochs of the training"
 WALL_TIME = "wall time of the run, start-up included"
 _RESULT_NAMES = frozenset(c.name for c in RESULTS)
 _RECORDED = [c for c in RESULTS if c.record in ("run_start", "startup")]
@@ -89,7 +86,9 @@ def observed_of(
             pass  # the reader of records says why
     if by_lines and (by_lines.steps or by_pattern):
         return by_lines
-    best = by_meter or observed_metrics(records.records, ranks, stated)
+    of_steps = [r for r in records.records if "step" in r or "epoch" not in r]
+    best = by_meter or observed_metrics(of_steps, ranks, stated)
+    best = best or observed_metrics(records.epochs, ranks, stated)
     if best and by_lines:
         return replace(best, not_taken=[*best.not_taken, *by_lines.not_taken])
     return best or by_lines
@@ -205,52 +204,27 @@ def _numbers(records: Iterable[Record], name: str) -> list[float]:
 
 
 def speed_row(observed: Observed | None, records: RunRecords, run: Mapping[str, Any]) -> Row:
-    """The columns about the rate: of the steps, else of the epochs, else of the wall time.
+    """The columns about the rate: of the steps, else of the wall time.
 
     run: status, wall_time_s, train_samples, and planned scaling and world_size of the run.
     """
-    row, of_steps = _of_epochs(records.epochs, run), rate_row(observed) if observed else {}
-    if observed and observed.source == TRAINING:
-        of_steps = {name: v for name, v in of_steps.items() if name == "step_time_s"}
-    elif observed and observed.windows and (steps := steps_of_epoch(records)) and of_steps:
-        row["time_per_epoch_s"] = steps * of_steps["step_time_s"]
-    row |= of_steps
-    wall, weak = run.get("wall_time_s"), run.get("scaling") == "weak"
+    row, samples = rate_row(observed) if observed else Row(), number(run.get("train_samples"))
+    if samples and row.get("throughput_unit") == IMAGES and row["throughput"] > 0:
+        row["time_per_epoch_s"] = samples / row["throughput"]
+    elif row and observed and observed.windows and (steps := steps_of_epoch(records)):
+        row["time_per_epoch_s"] = steps * row["step_time_s"]
     if "throughput" in row:
         return row
-    if "images_per_s" in row:
-        return row | _rate(row["images_per_s"], "images/s", OF_EPOCHS)
+    wall, weak = run.get("wall_time_s"), run.get("scaling") == "weak"
     # Lines of which it is not known whether they are of one rank or of all forbid the wall time:
     # one size would be in other units than the others.
     if run.get("status") != "ok" or not wall or (observed and observed.source == METRIC_LINES):
         return row
     # Weak: a rank's work is the same at each size, so that all ranks together do more in a run.
     runs = (run.get("world_size") or 1) if weak else 1
-    return row | _rate(3600 * runs / wall, "shares/h" if weak else "runs/h", WALL_TIME)
-
-
-def _rate(rate: float, unit: str, source: str) -> Row:
-    return {"throughput": rate, "throughput_unit": unit, "throughput_source": source}
-
-
-def _of_epochs(epochs: list[Record], run: Mapping[str, Any]) -> Row:
-    """The rate and the time of a whole epoch: the median over the timed epochs.
-
-    The first epoch of an attempt is left out where there are others: it begins with the warm-up
-    and has the fewest timed iterations.
-    """
-    later = [e for before, e in pairwise(epochs) if e.get("attempt") == before.get("attempt")]
-    timed = [e for e in later if (number(e.get("images_per_s")) or 0) > 0]
-    timed = timed or [e for e in epochs if (number(e.get("images_per_s")) or 0) > 0]
-    if not timed:
-        return {}
-    row: Row = {"images_per_s": median(e["images_per_s"] for e in timed)}
-    waited = [e for e in timed if _numbers([e], "data_wait_s") and _numbers([e], "epoch_time_s")]
-    if (total := sum(e["epoch_time_s"] for e in waited)) > 0:
-        row["data_wait_share"] = sum(e["data_wait_s"] for e in waited) / total
-    if type(samples := run.get("train_samples")) in (int, float):
-        row["time_per_epoch_s"] = samples / row["images_per_s"]
-    return row
+    unit = "shares/h" if weak else RUNS
+    rate = {"throughput": 3600 * runs / wall, "throughput_unit": unit}
+    return row | rate | {"throughput_source": WALL_TIME}
 
 
 def steps_of_epoch(records: RunRecords) -> int | None:

@@ -5,6 +5,7 @@ own log, or one [METRIC] key=value line. Whatever it came from, the rate is made
 the time of all steps after the warm-up.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,6 @@ from jobkit.metric.kinds import Record
 MAX_ROWS = 1000  # of one run in steps.csv or samples.csv
 IN_STEPS = "steps/s"  # the unit of a rate whose work is not known
 NO_UNIT = "units"  # of work that is counted or stated without a unit
-TRAINING = "training"  # jobkit's own, whose rate is that of its epochs
 _TOO_LARGE = 1 << 63  # to be computed with
 
 
@@ -47,7 +47,7 @@ class Observed:
     unit: str | None = None  # of work: images, samples, tokens
     work_per_step: float | None = None  # over all ranks
     windows: bool = False  # an observation is a window of the meter, of known beginning and end
-    source: str = ""  # meter, auto, pattern NAME, metric lines, TRAINING
+    source: str = ""  # meter, auto, pattern NAME, metric lines
     work_source: str | None = None  # of the windows' work: stated, counted, inferred
     not_taken: Sequence[str] = ()  # sentences on kinds of lines that are not used, or doubtful
 
@@ -98,9 +98,7 @@ def _rate(
 
 def step_rows(observed: Observed) -> list[Row]:
     """The rows of steps.csv of one run."""
-    unit = f"{observed.unit or NO_UNIT}/s"
-    if observed.source != TRAINING:
-        unit = rate_row(observed).get("throughput_unit", unit)
+    unit = rate_row(observed).get("throughput_unit", f"{observed.unit or NO_UNIT}/s")
     names = ("attempt", "step", "epoch", "steps", "warmup", "time_s", "data_wait_s")
     rows = []
     for seen in thinned(observed.steps):
@@ -155,6 +153,9 @@ def observed_windows(
     stated, unit = planned.get("work_per_step"), planned.get("unit")
     counted = start.get("unit") or ("images" if "spec" in start else None)
     per_step = stated or start.get("work_per_step")
+    samples, batch = (number(start.get(n)) or 0 for n in ("train_samples", "global_batch_size"))
+    if not per_step and samples > 0 and batch > 0:  # of all ranks, where one left no records
+        per_step = samples / math.ceil(samples / batch)
     if stated:  # whatever was counted
         observations = [replace(o, work=stated * (o.steps or 0)) for o in observations]
     return Observed(
@@ -163,7 +164,7 @@ def observed_windows(
         work_per_step=per_step if (number(per_step) or 0) > 0 else None,
         windows=True,
         work_source="stated" if stated else start.get("work_source"),
-        source=str(start.get("source") or (TRAINING if "spec" in start else "meter")),
+        source=str(start.get("source") or "meter"),
     )
 
 

@@ -14,7 +14,7 @@ Strong and weak scaling never share a base.
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import compress
 from statistics import fmean, median
@@ -23,7 +23,7 @@ from typing import Any
 import pandas as pd
 
 from jobkit.analysis.scaling import spread
-from jobkit.analysis.scaling.sizes import EPOCH, IMAGES, Size, sizes, where
+from jobkit.analysis.scaling.sizes import EPOCH, Size, sizes, where
 from jobkit.analysis.scaling.spread import Pool, Sample
 from jobkit.analysis.tables.columns import SCALING
 from jobkit.analysis.tables.frames import Row, frame
@@ -55,14 +55,14 @@ def measured_sizes(
     if accuracy is None:
         best = runs.loc[runs["status"] == "ok", "best_val_accuracy"].dropna()
         accuracy = math.floor(100 * float(best.min()) + 1e-9) / 100 if len(best) else None
-    reached, means = _epochs_to(epochs, accuracy), _mean_seconds(epochs)
+    reached = _epochs_to(epochs, accuracy)
     filled = []
     for size, wrong in zip(measured, flags, strict=True):
         row: Row = {"outliers": ", ".join(compress(size.rated_runs, wrong)) or None}
         if size.series in bad:
             row["note"] = f"not compared: {bad[size.series]}"
         base = bases.get(size.series) if size.series not in bad else None
-        row |= _compared(size, base, pool) | _cost(size, means)
+        row |= _compared(size, base, pool) | _cost(size)
         row["target_accuracy"] = accuracy or None
         needed = [reached[r] for r in size.ok_runs if r in reached]
         if needed and len(needed) == size.runs_ok:
@@ -173,20 +173,14 @@ def _compared(size: Size, base: Size | None, pool: Pool | None) -> Row:
     return row | {"efficiency_low": low * share, "efficiency_high": high * share}
 
 
-def _cost(size: Size, means: Mapping[str, float]) -> Row:
-    """What an epoch costs, by the mean over epochs and repeats."""
+def _cost(size: Size) -> Row:
+    """What an epoch costs, by the mean over the repeats."""
     row, devices = Row(), size.devices
     if size.throughput is not None and devices:
         row["throughput_per_rank"] = size.throughput / devices
     if size.time_s is None or not devices:
         return row
-    seconds = [
-        means.get(run, 1 / rate) if size.throughput_unit == IMAGES else 1 / rate
-        for run, rate in zip(size.rated_runs, size.rates, strict=True)
-        if rate > 0
-    ]
-    mean = fmean(seconds) * size.time_amount if seconds and size.time_amount else size.time_s
-    row["mean_time_s"] = mean
+    row["mean_time_s"] = mean = fmean(size.times_s)
     row["gpu_hours"] = mean * devices / 3600
     if size.nodes:
         row["node_hours"] = mean * size.nodes / 3600
@@ -194,17 +188,6 @@ def _cost(size: Size, means: Mapping[str, float]) -> Row:
     if per is not None and size.time_amount and not size.throughput_unit.endswith("/h"):
         row["energy_kwh"] = per * size.time_amount / _J_OF_KWH
     return row
-
-
-def _mean_seconds(epochs: pd.DataFrame) -> dict[Any, float]:
-    """By run_id: seconds for one image, the mean over the epochs that its rate is the median of."""
-    timed = epochs[epochs["images_per_s"].gt(0).fillna(False)]
-    first = timed.groupby(["run_id", "attempt"], dropna=False)["epoch"].transform("min")
-    later = timed[(timed["epoch"] > first).fillna(False)]
-    alone = timed[~timed["run_id"].isin(later["run_id"])]
-    timed = pd.concat([later, alone])
-    seconds = 1 / timed["images_per_s"].astype(float)
-    return seconds.groupby(timed["run_id"]).mean().to_dict()
 
 
 def _epochs_to(epochs: pd.DataFrame, target: float | None) -> dict[Any, float]:

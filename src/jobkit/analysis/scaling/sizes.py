@@ -113,8 +113,8 @@ class Size:
 
 _OF_RUN = (
     *("run_id", "status", "devices", "train_samples", "throughput_unit", "throughput"),
-    *("images_per_s", "time_per_epoch_s", "peak_memory_mib", "val_accuracy", "joules_per_work"),
-    *("joules_of", "step_time_s", "attempts", "gpu_busy_mean"),
+    *("time_per_epoch_s", "peak_memory_mib", "val_accuracy", "joules_per_work", "joules_of"),
+    *("step_time_s", "attempts", "gpu_busy_mean"),
 )
 
 
@@ -156,8 +156,7 @@ def fewest_nodes(sizes: Sequence[Size], series: str) -> list[Size]:
 def _size(rows: list[Row]) -> Size:
     first, ok = rows[0], [row for row in rows if row["status"] == "ok"]
     of_ok = {name: [row[name] for row in ok if row[name] is not None] for name in _OF_RUN}
-    source = "throughput" if of_ok["throughput"] else "images_per_s"
-    names = (source, "time_per_epoch_s", "peak_memory_mib")
+    names = ("throughput", "time_per_epoch_s", "peak_memory_mib")
     rates, times, peaks = (tuple(map(float, of_ok[name])) for name in names)
     # The work of an epoch: as the run said it, else as its rate and its time say.
     pairs = [(row["throughput"], row["time_per_epoch_s"]) for row in ok]
@@ -174,10 +173,10 @@ def _size(rows: list[Row]) -> Size:
         ok_runs=tuple(of_ok["run_id"]),
         not_ok=tuple(row["status"] for row in rows if row["status"] != "ok"),
         train_samples=int(samples[0]) if samples else None,
-        throughput_unit=str(next(iter(of_ok["throughput_unit"]), IMAGES * bool(rates))),
+        throughput_unit=next(iter(of_ok["throughput_unit"]), ""),
         throughput=_median(rates),
         rates=rates,
-        rated_runs=tuple(row["run_id"] for row in ok if row[source] is not None),
+        rated_runs=tuple(row["run_id"] for row in ok if row["throughput"] is not None),
         time_of=EPOCH,
         time_amount=_median(work),
         time_s=_median(times),

@@ -5,7 +5,7 @@ run_start or startup. Settings that differ between the runs are columns too, by 
 spec.json of a run has all of them.
 
 An empty cell means that the value is not known; no number stands for "unknown". A unit is part of
-the name: _s seconds, _mib 2**20 bytes, _share 0 to 1, images_per_s.
+the name: _s seconds, _mib 2**20 bytes, _share 0 to 1.
 """
 
 from dataclasses import dataclass
@@ -79,11 +79,9 @@ fp32 TEXT arithmetic of fp32 on a GPU: ieee or tf32; auto: the run has not begun
 repeat COUNT index of the repeat, from 0
 epochs_planned COUNT planned epochs
 epochs_done COUNT recorded epochs
-images_per_s NUMBER training throughput over all ranks, images per second: median over the timed
-    epochs, without the first epoch of an attempt if there are others
-time_per_epoch_s NUMBER training time of one whole epoch: train_samples / images_per_s; of a
-    program that says where its epochs end: an epoch's steps x step_time_s
-data_wait_share NUMBER share of these epochs' time spent waiting for batches
+time_per_epoch_s NUMBER training time of one whole epoch: train_samples / throughput; of a program
+    that says where its epochs end: an epoch's steps x step_time_s
+data_wait_share NUMBER share of the steps' time spent waiting for batches
 startup_s NUMBER =startup.total_s
 total_time_s NUMBER from the start of the process to its end, newest attempt
 start_time_s NUMBER Unix time of the first record of the newest attempt
@@ -136,8 +134,8 @@ lines_rejected COUNT [METRIC] lines rejected (truncated or bad checksum)
 records_lost COUNT records missing in every source: sequence gaps
 throughput NUMBER rate over all ranks, in throughput_unit, without the warm-up
 throughput_unit TEXT its unit: images/s, tokens/s, steps/s, ...; of wall times runs/h, shares/h
-throughput_source TEXT what measured it: meter, auto, pattern NAME, metric lines, epochs of the
-    training, or the wall time of the run
+throughput_source TEXT what measured it: meter, auto, pattern NAME, metric lines, or the wall time
+    of the run
 step_time_s NUMBER time of one optimizer step, without the warm-up
 wall_time_s NUMBER from the start of the run's job to its end
 ranks_together TEXT what shows that the ranks of a command worked together; none: they are copies
@@ -224,7 +222,7 @@ throughput* NUMBER rate over all ranks: median of successful repeats
 throughput_per_rank NUMBER throughput / ranks; dp: / GPUs
 time_of TEXT what time_s is of: epoch, an amount of work as 10M tokens, or run
 time*_s NUMBER time of that: the amount / throughput
-mean_time_s NUMBER time_s by the mean over epochs and runs, as costs need it
+mean_time_s NUMBER time_s by the mean over runs, as costs need it
 gpu_hours NUMBER mean_time_s x devices / 3600 (CPU: processes)
 node_hours NUMBER mean_time_s x nodes / 3600
 joules_per_work NUMBER energy per unit of work: median of successful repeats
