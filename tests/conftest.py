@@ -17,29 +17,25 @@ pytest_plugins = ["support.budget"]
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # No example fails because the machine is slow.
-hypothesis.settings.register_profile(
-    "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
+_SLOW = [hypothesis.HealthCheck.too_slow]
+hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=_SLOW)
 hypothesis.settings.load_profile("patient")
 
 _OF_A_JOB = ("SLURM_", "SBATCH_", "JOBKIT_", "TORCHELASTIC_")
-_OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# Of a rank; and without bytecode each rank would compile jobkit anew.
+_OTHERS = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT OMP_NUM_THREADS "
+_OTHERS += "PYTHONDONTWRITEBYTECODE"
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _plain_environment() -> None:
-    """Whoever runs the tests inside a job, or with jobkit set up, gets the same answers."""
+    """Whoever runs the tests inside a job, with jobkit set up or behind nohup gets the same."""
     for name in list(os.environ):
         of_a_job = name.startswith(_OF_A_JOB) and not name.startswith("JOBKIT_TEST_")
-        if of_a_job or name in (*_OF_A_RANK, "OMP_NUM_THREADS", "PYTHONDONTWRITEBYTECODE"):
-            del os.environ[name]  # without bytecode each rank would compile jobkit anew
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _signals_can_be_sent() -> None:
-    """A shell starts its background commands with INT ignored, nohup with HUP; what they start
-    inherits that: tests that send them would never end.
-    """
+        if of_a_job or name in _OTHERS.split():
+            del os.environ[name]
+    # What a shell starts in the background ignores INT, with nohup HUP, and hands that on: tests
+    # that send them would never end.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:

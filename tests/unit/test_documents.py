@@ -12,6 +12,7 @@ import io
 import re
 import shlex
 import tomllib
+from collections import Counter
 from pathlib import Path
 from unittest import mock
 
@@ -28,24 +29,24 @@ from jobkit.spec.runspec import STRATEGIES
 from jobkit.spec.study import Study
 
 CHAPTERS = sorted((ROOT / "docs" / "exercises").glob("*.md"))
-TEXTS = {
-    path: path.read_text()
-    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES, *CHAPTERS)
-}
-README = TEXTS[ROOT / "README.md"]
+_TOP = (ROOT / "README.md", ROOT / "CONTRIBUTING.md")
+TEXTS = {path: path.read_text() for path in (*_TOP, *PAGES, *CHAPTERS)}
+README, ALL = TEXTS[ROOT / "README.md"], "".join(TEXTS.values())
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # Of Slurm's commands, of containers and of benchmarks: named in the text, and not jobkit's.
-OF_OTHERS = {
-    *("--kill-on-bad-exit=1", "--environment=", "--container-image=", "--requeue", "--mem", "--nv"),
-    *("--rocm", "--gpu-bind=none", "--gres=gpu:4", "--gpus-per-task=1", "--gpus-per-node=4"),
-    *("--ntasks", "--nodes=2", "--world-sizes", "--signal=USR2", "--signal=TERM", "--signal"),
-    *("--signal=USR2@60", "--signal=CONT@1", "--cpus-per-task", "--label", "--prefix", "--"),
-    *("--rounds", "--studies", "--only", "--held-out"),
-}
+OF_OTHERS = """
+--kill-on-bad-exit=1 --environment= --container-image= --requeue --mem --nv --rocm -- --prefix
+--gpu-bind=none --gres=gpu:4 --gpus-per-task=1 --gpus-per-node=4 --ntasks --nodes=2 --label
+--signal=USR2 --signal=TERM --signal --signal=USR2@60 --signal=CONT@1 --cpus-per-task
+"""
+
+
+def page(name: str) -> str:
+    return TEXTS[ROOT / "docs" / f"{name}.md"]
 
 
 def prose(text: str) -> str:
-    """A page without its code blocks and generated tables."""
+    """A page without its code blocks, comments and generated tables."""
     text = re.sub(r"<!-- generated.*?<!-- end -->", "", text, flags=re.DOTALL)
     return re.sub(r"<!--.*?-->", "", _FENCE.sub("", text), flags=re.DOTALL)
 
@@ -59,82 +60,67 @@ def lines() -> list[str]:
     return list(dict.fromkeys(filter(None, code.splitlines())))
 
 
-def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as the usual viewers of Markdown make them."""
-    titles = re.findall(r"^#+ (.+)$", _FENCE.sub("", TEXTS[page]), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
-
-
 def is_dead(page: Path, link: str) -> bool:
     """Whether a link of a page leads to no file of ours, or to no heading in it."""
     path, _, anchor = link.partition("#")
     target = (page.parent / path).resolve() if path else page
-    known = target.exists() and (not anchor or anchor in anchors(target))
-    return not known and not link.startswith("https://")
+    if link.startswith("https://") or not (target.exists() and anchor):
+        return not (link.startswith("https://") or target.exists())
+    titles = re.findall(r"^#+ (.+)$", _FENCE.sub("", TEXTS[target]), re.MULTILINE)
+    # As the usual viewers of Markdown make them.
+    return anchor not in {re.sub(r"[^\w\- ]", "", t.lower()).replace(" ", "-") for t in titles}
 
 
 def test_links_and_files_are_there() -> None:
     links = [(p, link) for p, t in TEXTS.items() for link in re.findall(r"\]\(([^)\s]+)\)", t)]
     found = [f"{page.name}: {link} leads nowhere" for page, link in links if is_dead(page, link)]
     navigation = (ROOT / "tools" / "site.yml").read_text().split("nav:")[1]
-    site = re.findall(r"([\w/-]+\.md)\b", navigation)
+    site = set(re.findall(r"([\w/-]+\.md)\b", navigation)) - {"index.md"}
     pages = {str(p.relative_to(ROOT / "docs")) for p in (*PAGES, *CHAPTERS)}
-    found += [f"nav of tools/site.yml: {name}" for name in {*site} ^ (pages | {"index.md"})]
+    found += [f"nav of tools/site.yml: {name}" for name in site ^ pages]
     absent = {page.name for page in PAGES} - {*re.findall(r"\]\(docs/(\S+?)\)", README)}
-    found += [f"README.md has no link to {name}" for name in sorted(absent)]
-    folders = (
-        r"(?:\./)?((?:hpc/(?:sites/)?|tests/(?:bench|unit)/|tools/)?[a-z_-]+\.(?:sh|py|toml))\b"
+    found += [f"README.md has no link to {name}" for name in absent]
+    named = set(
+        re.findall(r"(?<![/\w])((?:hpc|tests|tools|src)/[a-z_/.-]+\.(?:sh|py|toml))\b", ALL)
     )
-    named = set(re.findall(rf"(?<![/\w]){folders}", "".join(TEXTS.values())))
-    # Files of runs and of the reader; files in a folder that the text names before.
-    named -= {"site.sh", "job.sh", "mine.toml", "patches.py", "waiting.py", "train.py"}
-    named -= {"hpc/sites/mine.toml", "example.toml", "__init__.py", "sitecustomize.py"}
-    named -= {path.name for path in (ROOT / "tests").rglob("test_*.py")}
-    named |= {path for text in TEXTS.values() for path in re.findall(r"`(src/[\w/.]+)`", text)}
-    found += [f"no file {name}" for name in sorted(named) if not (ROOT / name).exists()]
-    targets = {t for text in TEXTS.values() for t in re.findall(r"`make ([a-z-]+)`", text)}
-    found += absent_targets(targets)
+    found += [f"no file {n}" for n in named - {"hpc/sites/mine.toml"} if not (ROOT / n).exists()]
+    found += absent_targets({*re.findall(r"`make ([a-z-]+)`", ALL)})
     assert not found, "\n".join(found)
 
 
 def test_the_architecture_has_every_room() -> None:
-    """Every folder of the source has its line, and every line its folder."""
-    page = TEXTS[ROOT / "docs" / "architecture.md"]
-    told = {name.rstrip("/") for name in first_cells(page, "folder of `src/`")} - {"jobkit/*.py"}
+    """Every folder of the source has its line, and every line its folder and files."""
+    told = {name.rstrip("/") for name in first_cells(page("architecture"), "folder of `src/`")}
     source = ROOT / "src"
     there = {str(p.parent.relative_to(source)) for p in source.glob("**/*.py")}
     nested = "jobkit/checks/"  # told by the line of their folder
-    assert told == {name for name in there if not name.startswith(nested)} - {"jobkit"}
-    rows = re.findall(
-        r"^\| `([\w/]+/)(?:\*\.py)?` \| ([^|]+)\| [^|]+ \| [^|]+ \|$", page, re.MULTILINE
-    )
+    rooms = {name for name in there if not name.startswith(nested)} - {"jobkit"}
+    assert told == rooms | {"jobkit/*.py"}
+    row = r"(?m)^\| `([\w/]+/)(?:\*\.py)?` \| ([^|]+)\| [^|]+ \| [^|]+ \|$"
+    rows = re.findall(row, page("architecture"))
     files = [source / folder / f for folder, text in rows for f in re.findall(r"`(\w+)`", text)]
-    assert len(files) > 70
-    found = [f"architecture.md: no {f}" for f in files if not f.with_suffix(".py").exists()]
-    assert not found, "\n".join(found)
+    assert len(files) > 70 and not [f for f in files if not f.with_suffix(".py").exists()]
 
 
 def test_tables_are_those_of_the_source() -> None:
     """Generated tables; and options of run.sh, exit codes, commands and strategies by hand."""
     found = [f"{p.name}: make docs" for p, text in TEXTS.items() if with_tables(text) != text]
-    tables = set(re.findall(r"<!-- generated: (.+?) -->", "".join(TEXTS.values())))
+    tables = set(re.findall(r"<!-- generated: (.+?) -->", ALL))
     found += [f"generated table {name}" for name in tables ^ set(TABLES)]
-    for part in re.split("^## ", TEXTS[ROOT / "docs" / "columns.md"], flags=re.MULTILINE)[1:]:
+    for part in re.split("^## ", page("columns"), flags=re.MULTILINE)[1:]:
         file = part.split(".csv")[0]
         absent = {c.name for c in columns.TABLES[file]} - {*re.findall(r"`(\w+)`", part)}
         found += [f"columns.md, {file}.csv: column {name}" for name in absent]
-    page = TEXTS[ROOT / "docs" / "quickstart.md"]
-    named = {word for word in first_cells(page, "option") if word.startswith("--")}
-    known = OWN_OF_RUN_SH | {"--check", "--dry-run"}
-    absent = {name.split()[0] for name in named} - known
-    found += [f"quickstart.md: option {name}" for name in absent]
-    text = page.split("## Exit codes")[1].split("## ")[0]
+    start_page = page("quickstart")
+    named = {word.split()[0] for word in first_cells(start_page, "option") if word[:2] == "--"}
+    found += [f"quickstart.md: option {name}" for name in named - OWN_OF_RUN_SH]
+    text = start_page.split("## Exit codes")[1].split("## ")[0]
     codes = ",".join(re.findall(r"^\| ([\d, ]+) \|", text, re.MULTILINE)).split(",")
     differ = {*map(int, codes)} ^ {int(code) for code in Exit}
     found += [f"quickstart.md: exit code {code}" for code in differ]
     commands = set(first_cells(README, "`python -m jobkit ...`"))
     found += [f"README.md: command {name}" for name in commands ^ set(COMMANDS)]
-    told = first_cells(TEXTS[ROOT / "docs" / "strategies.md"], "`--strategy`")
+    told = first_cells(page("strategies"), "`--strategy`")
     found += [f"strategies.md: strategy {name}" for name in {*told} ^ set(STRATEGIES)]
     assert not found, "\n".join(found)
 
@@ -142,18 +128,39 @@ def test_tables_are_those_of_the_source() -> None:
 def first_cells(text: str, head: str) -> list[str]:
     """The code words in the first cells of the table with this head."""
     (rows,) = re.findall(rf"^\| {re.escape(head)}.*\n\|.*\n((?:\|.*\n)+)", text, re.MULTILINE)
-    return [
-        word for row in rows.splitlines() for word in re.findall("`([^`]+)`", row.split("|")[1])
-    ]
+    return re.findall("`([^`]+)`", "".join(row.split("|")[1] for row in rows.splitlines()))
+
+
+# Private words, in whose place the field has terms: docs/glossary.md.
+BANNED = re.compile(
+    r"foret(old|ells?)|the truth\b|on paper|\bwish(es|ed)?\b|\bdesk\b|\bkeeper\b|\banew\b"
+    r"|\bstruck\b|\bstrikes?\b|\bbrothers?\b|\bfor ever\b|\bruins?\b|plant(s|ed)? (a )?faults?"
+    r"|\btwins?\b|one a (GPU|rank|node)|(images|samples|bytes|bits) a second", re.IGNORECASE
+)  # fmt: skip
+
+
+def test_words_and_lines() -> None:
+    """The field's terms in all that a user reads, short lines, and names of tests of their own."""
+    source = [p for end in ("py", "j2") for p in (ROOT / "src").rglob(f"*.{end}")]
+    source += [p for p in (ROOT / "hpc").rglob("*") if p.is_file() and p.suffix != ".pyc"]
+    source += [ROOT / "run.sh", ROOT / "edf.toml", ROOT / "Makefile", *ROOT.glob("*.py")]
+    texts = TEXTS | {path: path.read_text() for path in source}
+    found = [f"{p}: {word[0]!r}" for p, text in texts.items() for word in BANNED.finditer(text)]
+    for path, text in TEXTS.items():
+        long = (line for line in prose(text).splitlines() if len(line) > 100 and line[0] != "|")
+        found += [f"{path.name}: longer than 100: {line}" for line in long]
+    if (count := README.count("\n")) > 150:
+        found.append(f"README.md is an overview: {count} lines")
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    # pytest would not collect the second one.
+    found += [f"{count} files {name}" for name, count in names.items() if count > 1]
+    assert not found, "\n".join(found)
 
 
 # Commands: parsed by the parser that each makes, without running it.
 
-RUN_SH = ("jobkit.payload.main", "main")
-MINICLUSTER = ("minicluster.cli", "main")
-# Options of run.sh itself, but the one for the jobs of a study.
-VALUED_OF_RUN_SH = {f"--{name}" for name in start.OPTIONS} - {"--site-file"}
-OWN_OF_RUN_SH = VALUED_OF_RUN_SH | {f"--{name}" for name in start.FLAGS}
+VALUED_OF_RUN_SH = {f"--{name}" for name in start.OPTIONS}
+OWN_OF_RUN_SH = VALUED_OF_RUN_SH | {f"--{name}" for name in start.FLAGS} | {"--check"}
 
 
 class MadeError(Exception):
@@ -161,7 +168,7 @@ class MadeError(Exception):
 
 
 @functools.cache
-def parser_of(module: str, function: str) -> argparse.ArgumentParser:
+def parser_of(module: str, function: str = "main", *_: object) -> argparse.ArgumentParser:
     """The parser that a function hands its arguments to."""
 
     def caught(parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
@@ -199,9 +206,10 @@ def run_sh(words: list[str]) -> list[str]:
     kept: list[str] = []
     rest = words
     while rest:
-        taken = 1 + (rest[0] in VALUED_OF_RUN_SH) if rest[0] in OWN_OF_RUN_SH else 0
+        taken = 1 + (rest[0] in VALUED_OF_RUN_SH) if rest[0] in OWN_OF_RUN_SH - {"--check"} else 0
         kept, rest = kept + ([] if taken else rest[:1]), rest[taken or 1 :]
-    return parse(of_command("comm") if "--comm" in words else parser_of(*RUN_SH), kept)
+    comm = "--comm" in words
+    return parse(of_command("comm") if comm else parser_of("jobkit.payload.main"), kept)
 
 
 def absent_targets(words: set[str]) -> list[str]:
@@ -217,50 +225,46 @@ DOORS |= {"plot_results.py": "plot", "./plot_results.sh": "plot"}
 
 def not_taken(line: str) -> list[str]:
     """What is wrong with a command line, as the command that it calls says."""
-    words = shlex.split(line.replace("$(jobkit --prefix)/", ""))
-    program, *rest = words[1:] if words[0] == "python" else words
-    script = next((w for w in words if re.fullmatch(r"run\.sh|hpc/(train\w*|comm)\.sh", w)), None)
-    if "hpc/gpu-check.sh" in words:
-        source = (ROOT / "hpc" / "gpu-check.sh").read_text()
-        given = words[words.index("hpc/gpu-check.sh") + 1 :]
-        return [w for w in given if w.startswith("--") and f"{w} " not in source]
+    line = line.replace("$(jobkit --prefix)/", "").replace("python -m jobkit", "jobkit")
+    words = shlex.split(line)
+    program, *rest = words[words[0] in ("python", "bash", "sbatch") :]
+    ours = r"(run|hpc/.*)\.sh|(docs|tests)/.*\.py"
+    script = next((word for word in words if re.fullmatch(ours, word)), "")
+    if program in SHELL:
+        return []
     if script:
-        more = ["--comm"] if "comm" in script else []
-        absent = [] if (ROOT / script).exists() else [f"no {script}"]
-        return absent + run_sh(more + words[words.index(script) + 1 :])
-    if [program, *rest[:1]] == ["-m", "jobkit"]:
-        return parse(of_command(rest[1]), rest[2:]) if rest[1] in COMMANDS else [rest[1]]
-    if program == "jobkit":
-        return parse(of_command(rest[0]), rest[1:])
-    if program.startswith("docs/exercises/"):
-        return [] if (ROOT / program).exists() else [f"no {program}"]
-    if program.startswith("tests/bench/"):
-        source = (ROOT / program).read_text()
-        return [w for w in rest if w.startswith("--") and f'"{w}"' not in source]
-    if program in DOORS:
-        return parse(of_command(DOORS[program]), rest)
-    if program == "hpc/minicluster":
-        return parse(parser_of(*MINICLUSTER), rest)
+        if not (ROOT / script).exists():
+            return [f"no {script}"]
+        rest = words[words.index(script) + 1 :]
+        if re.match("run|hpc/train|hpc/comm", script):
+            return run_sh([*["--comm"][: "comm" in script], *rest])
+        source = (ROOT / script).read_text()
+        return [w for w in rest if w.startswith("--") and w not in source]
     if program == "make":
         return absent_targets({*rest})
-    return [] if program in SHELL else ["no check for this command"]
+    if program == "hpc/minicluster":
+        return parse(parser_of("minicluster.cli"), rest)
+    if program == "jobkit":
+        program, *rest = rest
+    name = DOORS.get(program, program)
+    return parse(of_command(name), rest) if name in COMMANDS else ["no check for this command"]
 
 
 def test_commands_and_options_are_taken() -> None:
     """Each command line is parsed by the command that it calls; options exist and have a help."""
     found = [f"{line}: {why}" for line in lines() for why in not_taken(line)]
-    known = OF_OTHERS | OWN_OF_RUN_SH
     parsers = [of_command(name) for name in {*COMMANDS} - {"verify"}]  # which needs torch
     found += [f"{p.prog}: {a.dest}: no help" for p in parsers for a in p._actions if not a.help]
     assert all(parser.description for parser in parsers)
-    for parser in (*parsers, parser_of(*RUN_SH)):
-        known |= options(parser)
-    known |= options(parser_of(*MINICLUSTER))
-    for page, text in TEXTS.items():
+    others = (parser_of("jobkit.payload.main"), parser_of("minicluster.cli"))
+    known = set.union(OWN_OF_RUN_SH, *map(options, (*parsers, *others)), OF_OTHERS.split())
+    for bench in (ROOT / "tests" / "bench").glob("*.py"):
+        known |= {*re.findall('"(--[a-z-]+)"', bench.read_text())}
+    for path, text in TEXTS.items():
         words = " ".join(re.findall(r"`([^`]+)`", prose(text))).split()
         wrong = {word for word in words if word[:2] == "--"} - known
         wrong |= {*re.findall(r"python -m jobkit ([a-z][a-z0-9-]+)", text)} - {*COMMANDS}
-        found += [f"{page.name}: {word}" for word in sorted(wrong)]
+        found += [f"{path.name}: {word}" for word in wrong]
     assert not found, "\n".join(found)
 
 
@@ -269,18 +273,13 @@ def test_every_requirement_has_its_place_and_a_command() -> None:
     assert [row["number"] for row in rows] == list(range(1, 111))
     found = []
     for row in rows:
-        found += [f"{row['number']}: {row['command']}: {why}" for why in not_taken(row["command"])]
         links = re.findall(r"\]\(([^)]+)\)", row["where"])
-        found += [
-            f"{row['number']}: {link}" for link in links if is_dead(ROOT / "docs" / "x", link)
-        ]
+        wrong = [*not_taken(row["command"]), *(x for x in links if is_dead(ROOT / "docs" / "x", x))]
         names = re.findall(r"`([\w./-]+)`", row["where"])
         if not links and not any((ROOT / name).exists() for name in names):
-            found.append(f"{row['number']}: no place in {row['where']}")
+            wrong.append(f"no place in {row['where']}")
+        found += [f"{row['number']}: {why}" for why in wrong]
     assert not found, "\n".join(found)
-
-
-# Examples
 
 
 def test_studies_of_the_documents_expand() -> None:
@@ -301,16 +300,14 @@ def test_studies_of_the_documents_expand() -> None:
 
 def test_files_in_the_documents_are_what_their_text_says(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
-    page = TEXTS[ROOT / "docs" / "studies.md"]
-    path.write_text(*blocks(page, "toml"))
+    path.write_text(*blocks(page("studies"), "toml"))
     runs = len(Study.load(path).expand().runs)
-    assert runs == 2 * 4 * 3 * 2 and f"plans {runs} runs" in page
-    path.write_text(*blocks(TEXTS[ROOT / "docs" / "own-program.md"], "toml"))
+    assert runs == 2 * 4 * 3 * 2 and f"plans {runs} runs" in page("studies")
+    path.write_text(*blocks(page("own-program"), "toml"))
     of_command = Study.load(path).expand().runs.values()
     assert len(of_command) == 2 * 4 * 3 and {s.scaling for s in of_command} == {"strong"}
-    assert {s.arguments()[-1] for s in of_command} == {
-        f"--gradient_accumulation_steps={n}" for n in (40, 20, 10, 5)
-    }
+    words = {f"--gradient_accumulation_steps={n}" for n in (40, 20, 10, 5)}
+    assert {s.arguments()[-1] for s in of_command} == words
     (code,) = blocks(README, "python")
     imports = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)]
     assert imports

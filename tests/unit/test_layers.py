@@ -4,7 +4,7 @@ import ast
 import graphlib
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from support.place import ROOT
 
@@ -38,11 +38,10 @@ LIBRARIES = {
 }
 # Inside analysis: each folder may import those before it. "" is its own files.
 ORDER = ("tables", "scaling", "collect", "findings", "figures", "report", "")
-# Rooms that a vendor's image runs: the syntax and library of its Python.
+# Rooms that a vendor's image runs, with its Python; and what run.sh becomes on a batch host.
 OF_IMAGES = ("program", "ground", "spec", "metric", "payload", "planner", "checks")
-# What run.sh becomes, on a batch host with an older Python.
 ON_ANY_HOST = {f"jobkit.launch.{name}" for name in ("supervise", "start", "together")}
-
+TOO_NEW = {"tomllib", "enum.StrEnum", "datetime.UTC", "typing.Self", "typing.assert_never"}
 
 FILES = {
     ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): path
@@ -57,24 +56,22 @@ def room_of(module: str) -> str:
     return rest[0] if rest and rest[0] in MAY_IMPORT else "ground"
 
 
-def folder_of(module: str) -> str:
+def folder_of(module: str) -> int:
+    """The place in ORDER of a module of analysis."""
     rest = module.split(".")[2:]
-    return rest[0] if rest and (len(rest) > 1 or FILES[module].name == "__init__.py") else ""
+    whole = len(rest) > 1 or FILES[module].name == "__init__.py"
+    return ORDER.index(rest[0] if rest and whole else "")
 
 
-def imports(module: str) -> Iterator[str]:
-    """The modules that a file imports, inside functions too, as dotted names."""
-    for node in ast.walk(ast.parse(FILES[module].read_text())):
+def imports(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """What these statements import, as dotted names; a name of a module after the module's."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            # The hook loads program under another name; elsewhere the whole name is said.
-            assert node.level == (room_of(module) == "program" and node.level), module
-            below = "jobkit.program" + (f".{node.module}" if node.module else "")
-            base = below if node.level else str(node.module)
-            for alias in node.names:
-                whole = f"{base}.{alias.name}"
-                yield whole if whole in FILES else base
+            # Only in program: the hook loads it under another name.
+            base = ".".join(["jobkit.program"] * node.level + [node.module or ""]).strip(".")
+            yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
 def is_allowed(module: str, name: str) -> bool:
@@ -84,30 +81,7 @@ def is_allowed(module: str, name: str) -> bool:
         return first in sys.stdlib_module_names or first in LIBRARIES.get(room, ())
     if room_of(name) != room:
         return room_of(name) in MAY_IMPORT[room]
-    if room != "analysis" or name not in FILES:
-        return True
-    return ORDER.index(folder_of(name)) <= ORDER.index(folder_of(module))
-
-
-def too_new(module: str) -> list[str]:
-    """What Python 3.10 has not: its syntax is parsed, its library looked up."""
-    late = {"tomllib", "enum.StrEnum", "datetime.UTC", "typing.Self", "typing.assert_never"}
-    try:
-        tree = ast.parse(FILES[module].read_text(), feature_version=(3, 10))
-    except SyntaxError as error:
-        return [str(error)]
-    names = set()
-    for node in tree.body:
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        if isinstance(node, ast.ImportFrom):
-            names |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
-    # Of 3.10 these modules have a TimeoutError of their own, which the builtin one is not.
-    if {"asyncio", "concurrent.futures"} & names:
-        late.add("TimeoutError")
-        used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-        names |= used & {"TimeoutError"}
-    return sorted(names & late)
+    return room != "analysis" or name not in FILES or folder_of(name) <= folder_of(module)
 
 
 def test_each_room_imports_what_it_may() -> None:
@@ -117,12 +91,16 @@ def test_each_room_imports_what_it_may() -> None:
     # A login node needs no torch: no room without it may import one with it, at any depth.
     with_torch = {room for room, names in LIBRARIES.items() if "torch" in names}
     assert not [r for r in MAY_IMPORT.keys() - with_torch if with_torch & {*MAY_IMPORT[r]}]
-    edges = {m: {n for n in imports(m) if n in FILES and n != m} for m in FILES}
+    edges, wrong = {}, []
+    for module, path in FILES.items():
+        of_images = room_of(module) in OF_IMAGES or module in ON_ANY_HOST
+        tree = ast.parse(path.read_text(), feature_version=(3, 10) if of_images else None)
+        names = {n if n in FILES else n.rpartition(".")[0] or n for n in imports(ast.walk(tree))}
+        edges[module] = names & {*FILES} - {module}
+        new = TOO_NEW & {*imports(tree.body)} if of_images else set()
+        wrong += [(module, n) for n in names if not is_allowed(module, n)] + [*new]
     graphlib.TopologicalSorter(edges).prepare()  # fails where there is a circle
-    found = {m: w for m in FILES if (w := [n for n in imports(m) if not is_allowed(m, n)])}
-    of_images = [m for m in FILES if room_of(m) in OF_IMAGES or m in ON_ANY_HOST]
-    found |= {m: w for m in of_images if (w := too_new(m))}
-    assert found == {}
+    assert wrong == []
 
 
 def test_help_and_checks_of_settings_import_no_library() -> None:
