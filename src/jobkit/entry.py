@@ -16,7 +16,7 @@ OLDEST = (3, 11)
 # What each extra of pyproject.toml brings; what is not here comes with a plain install.
 EXTRAS = {
     "payload": ("torch", "torchvision"),
-    "analysis": ("pandas", "numpy", "matplotlib", "jinja2", "orjson", "regex"),
+    "analysis": ("pandas", "numpy", "matplotlib", "jinja2", "orjson"),
     "kubernetes": ("yaml",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
 }

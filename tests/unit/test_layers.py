@@ -33,7 +33,7 @@ LIBRARIES = {
     "checks": {"torch"},
     "launch": {"submitit", "rich", "yaml"},
     "drill": {"rich"},
-    "analysis": {"pandas", "numpy", "matplotlib", "jinja2", "orjson", "regex", "rich"},
+    "analysis": {"pandas", "numpy", "matplotlib", "jinja2", "orjson", "rich"},
     "export": {"torch", "onnxruntime"},
 }
 # Inside analysis: each folder may import those before it. "" is its own files.

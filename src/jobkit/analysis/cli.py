@@ -26,7 +26,7 @@ _COLLECT = """examples:
   python collect_results.py                     the newest study
   python collect_results.py logs/demo           or just: demo
   python collect_results.py demo --json | jq .not_ok
-  python collect_results.py --logs 'slurm-*.out' --pattern nanogpt --size 'ranks=(\\d+)'
+  python collect_results.py --logs slurm-*.out --pattern nanogpt --size 'ranks=(?P<ranks>\\d+)'
                                                 tables of logs that exist already
   python collect_results.py demo --min-efficiency 0.85 --at 4    for scripts: exit code 4 if not met
 

@@ -4,7 +4,6 @@ import argparse
 import os
 import shlex
 from collections.abc import Sequence
-from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,11 +18,11 @@ def add_log_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of collect for logs that exist already."""
     text = "Each file is a run; STUDY is not given then."
     add = parser.add_argument_group("logs without a plan", text).add_argument
-    add("--logs", nargs="+", metavar="FILE", help="logs, or patterns of file names in quotes")
+    add("--logs", nargs="+", metavar="FILE", help="the logs")
     add("--pattern", metavar="NAME", help=f"{_patterns()} (default: [METRIC] key=value lines)")
     text = (
-        "finds each log's size, in its name or its text: the first group is the number of ranks, "
-        "or groups named ranks, nodes, ranks_per_node; series names its curve"
+        "finds each log's size, in its name or its text: a group named ranks or, with "
+        "--gpus-per-node, nodes; a group series names its curve"
     )
     add("--size", metavar="REGEX", help=text)
     text = "ranks (GPUs) of a full node"
@@ -54,15 +53,9 @@ def given_logs(args: argparse.Namespace) -> "GivenLogs":
         raise UsageError("give STUDY or --logs, not both")
     if not args.size:
         raise UsageError("--logs needs --size: an expression that finds each log's number of ranks")
-    files: dict[Path, Path] = {}
-    for word in args.logs:
-        found = glob(word, recursive=True)  # noqa: PTH207 in quotes
-        names = [word] if Path(word).is_file() else sorted(found)
-        logs = [path for path in map(Path, names) if path.is_file()]
-        if not logs:
-            raise UsageError(f"--logs {word!r}: no such file")
-        for path in logs:
-            files.setdefault(path.resolve(), path.absolute())
+    if absent := [word for word in args.logs if not Path(word).is_file()]:
+        raise UsageError(f"--logs {absent[0]!r}: no such file; the shell fills in * without quotes")
+    files = {path.resolve(): path.absolute() for path in map(Path, args.logs)}
     given = GivenLogs(
         files=tuple(files.values()),
         size=args.size,

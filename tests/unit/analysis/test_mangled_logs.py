@@ -133,7 +133,7 @@ def test_no_number_is_wrong_in_silence(name: str, how: str, tmp_path: Path) -> N
         r = random.Random(f"{name} {how} {seed}")
         files.append(tmp_path / f"{seed}-ranks={RANKS}.log")
         files[-1].write_bytes(MANGLED[how](training(line, SECONDS, r), line, r).encode())
-    given = GivenLogs(files=tuple(files), size=r"ranks=(\d+)", pattern=pattern)
+    given = GivenLogs(files=tuple(files), size=r"ranks=(?P<ranks>\d+)", pattern=pattern)
     results = collect(tmp_path, write=False, logs=given)
     true = AMOUNT[unit] / (SECONDS * TRUE.get(how, 1))
     for row in results.runs.to_dict("records"):

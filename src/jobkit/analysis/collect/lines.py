@@ -13,18 +13,15 @@ from dataclasses import replace
 from statistics import median, median_low
 from typing import Any, BinaryIO
 
-import regex
-
 from jobkit.analysis.collect.steps import Observation, Observed
 from jobkit.analysis.tables.text import counted
-from jobkit.errors import ANSI, UsageError
+from jobkit.errors import ANSI
 from jobkit.metric.kinds import Record
 from jobkit.metric.pattern import Pattern, Quantity, quantity_of, read_value
 from jobkit.outcome.evidence import START_MARK
 
 METRIC_LINES = "metric lines"  # the source of key=value lines
 LONGEST_LINE = 8192  # characters of a line that a pattern is tried on
-TIMEOUT_S = 2.0  # of one expression on one line
 SAME_SPEED = 1.05  # times as slow at most: other ranks' lines, or those after a restart
 SLOW = 5  # times the median: a step with an evaluation or a checkpoint in it
 ATTEMPT = re.compile(rf"{re.escape(START_MARK)}: attempt ([0-9]{{1,9}})\b")
@@ -36,37 +33,29 @@ _FIELD = {"step_time": "time_s", "data_wait": "data_wait_s", "memory": "memory_m
 def matches(stream: BinaryIO, pattern: Pattern) -> Iterator[tuple[int, Mapping[str, str]]]:
     """Each line of a log that the pattern finds: its attempt, and its groups' texts.
 
-    The end of a log without its newline is no match: its last number may lack digits. Raises
-    UsageError where an expression takes longer than TIMEOUT_S on a line.
+    The end of a log without its newline is no match: its last number may lack digits.
     """
-    expressions = [regex.compile(text) for text in pattern.lines]
+    expressions = [re.compile(text) for text in pattern.lines]
     attempt = 0
-    for place, line, whole in _lines(stream):
+    for line, whole in _lines(stream):
         if mark := ATTEMPT.search(line):
             attempt = int(mark[1])
-        try:
-            found = (e.search(line, timeout=TIMEOUT_S) for e in expressions)
-            match = next(filter(None, found), None)
-        except TimeoutError:
-            why = f"took longer than {TIMEOUT_S:g} s on line {place}"
-            raise UsageError(f"pattern {pattern.name}: {why}") from None
+        match = next(filter(None, (e.search(line) for e in expressions)), None)
         if match and (whole or match.end() < len(line)):
             yield attempt, {k: text for k, text in match.groupdict().items() if text}
 
 
-def _lines(stream: BinaryIO) -> Iterator[tuple[int, str, bool]]:
-    """The lines of a log without colours; a progress bar's steps are lines too.
+def _lines(stream: BinaryIO) -> Iterator[tuple[str, bool]]:
+    """The lines of a log without colours, and whether each has its end.
 
-    The last value: whether a line has its end.
+    A progress bar's steps are lines too.
     """
     text = io.TextIOWrapper(stream, "utf-8", "replace", newline="\n")
-    place = 1
     while line := text.readline(1 << 20):
         *bars, last = line.rstrip("\r\n").split("\r")
         for part, whole in (*((bar, True) for bar in bars), (last, line.endswith("\n"))):
             if part:
-                yield place, ANSI.sub("", part)[:LONGEST_LINE], whole
-        place += line.endswith("\n")
+                yield ANSI.sub("", part)[:LONGEST_LINE], whole
 
 
 def observed_lines(

@@ -5,16 +5,12 @@ What a log cannot say is empty: its settings, its exit code.
 
 import re
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import regex
-
-from jobkit.analysis.collect.lines import TIMEOUT_S
 from jobkit.analysis.collect.records import RunRecords, read_log
-from jobkit.analysis.collect.rows import observed_of, of_tables, recorded_spec, result_row
+from jobkit.analysis.collect.rows import observed_of, of_tables, result_row
 from jobkit.analysis.collect.steps import IN_STEPS, Observed
 from jobkit.analysis.tables.frames import Row
 from jobkit.errors import UsageError
@@ -26,9 +22,6 @@ from jobkit.outcome.state import BAD_ENDS, RunState
 
 _ANYWHERE = Path("/")  # the user named the files
 _HEAD = 1 << 20  # bytes of a log in which its size is looked for
-# An expression whose first number is one of nodes, as nodes=(\d+) or (\d+)nodes.
-_OF_NODES = re.compile(r"node[a-z_]*[^\w(]*\((?!\?)|\)-?node", re.IGNORECASE)
-_GROUPS = {"ranks", "nodes", "ranks_per_node", "series"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +29,7 @@ class GivenLogs:
     """Which logs, and how they are read. Raises UsageError for what cannot be used."""
 
     files: tuple[Path, ...]
-    size: str  # an expression: groups ranks, nodes, ..., or its first group is the ranks
+    size: str  # an expression with the groups ranks, nodes, series
     pattern: Pattern | None = None  # None: [METRIC] key=value lines
     ranks_per_node: int | None = None  # of a full node
     unit: str | None = None
@@ -46,23 +39,14 @@ class GivenLogs:
 
     def __post_init__(self) -> None:
         try:
-            size = regex.compile(self.size)
-        except (regex.error, RecursionError, OverflowError) as error:
+            names = re.compile(self.size).groupindex.keys()
+        except (re.error, RecursionError, OverflowError) as error:
             raise UsageError(f"--size {self.size!r} does not compile: {error}") from None
-        names = {*size.groupindex}
-        if not size.groups:
-            raise UsageError(f"--size {self.size!r} has no group, as in 'ranks=(\\d+)'")
-        if unknown := names - _GROUPS:
-            allowed = ", ".join(sorted(_GROUPS))
-            raise UsageError(f"--size: group {min(unknown)!r} must be one of {allowed}")
-        if names & {"ranks", "ranks_per_node"} or (self.ranks_per_node and "nodes" in names):
-            return
-        free = _free_group(size)
-        if "nodes" in names or (free and _OF_NODES.search(re.sub(r"\\[A-Za-z]", "", self.size))):
-            why = "finds nodes alone: name the group (?P<nodes>...) and add --gpus-per-node N, or"
-            raise UsageError(f"--size {self.size!r} {why} find (?P<ranks>...) too")
-        if free is None:
-            raise UsageError(f"--size {self.size!r} has no group for the ranks, as 'ranks=(\\d+)'")
+        if names - {"ranks", "nodes", "series"} or not names & {"ranks", "nodes"}:
+            why = "name its groups ranks, nodes or series, as 'gpus=(?P<ranks>\\d+)'"
+            raise UsageError(f"--size {self.size!r} has no size: {why}")
+        if "ranks" not in names and not self.ranks_per_node:
+            raise UsageError(f"--size {self.size!r} finds nodes alone: add --gpus-per-node N")
 
 
 def read_logs(logs: GivenLogs) -> dict[str, dict[str, Any]]:
@@ -88,19 +72,15 @@ def read_logs(logs: GivenLogs) -> dict[str, dict[str, Any]]:
 
 def _read(run_id: str, path: Path, logs: GivenLogs) -> dict[str, Any]:
     """What one log holds."""
-    records, pattern = read_log(path), logs.pattern
-    spec = recorded_spec(records)
-    size = size_of(path, logs)
-    series = size.pop("series", None) or (pattern.program or pattern.name if pattern else None)
+    records, pattern, size = read_log(path), logs.pattern, size_of(path, logs)
+    series = size.pop("series", None) or (pattern.program or pattern.name if pattern else "log")
     # Of several ranks a log has the windows of rank 0 alone.
     ranks = size.get("world_size")
     observed = observed_of(path, _ANYWHERE, records, logs, pattern, ranks, by_pattern=True)
-    row = result_row(spec, RunState(status="ok"), records, observed)
-    row |= size or dict.fromkeys(("nodes", "ranks_per_node", "world_size"))
-    row |= {"attempts": None, "evidence_file": path.name}
-    row["series"] = str(series or (spec.strategy if spec else "log"))
-    row["strategy"] = spec.strategy if spec else row["series"]
-    row["scaling"] = logs.scaling or row.get("scaling")
+    row = dict.fromkeys(("nodes", "ranks_per_node", "world_size"))
+    row |= result_row(None, RunState(status="ok"), records, observed) | size
+    row |= {"attempts": None, "evidence_file": path.name, "scaling": logs.scaling}
+    row |= {"series": series, "strategy": series}
     row |= _judged(path, logs, row, records, observed)
     return of_tables(run_id, records, observed, row)
 
@@ -134,49 +114,25 @@ def _judged(
 
 
 def size_of(path: Path, logs: GivenLogs) -> Row:
-    """The size of a run: from its log's name, its first MiB, or jobkit's lines in it; else empty.
-
-    What the group series of the expression finds is there too. Raises UsageError where it takes too
-    long.
-    """
-    expression, per_node = regex.compile(logs.size), logs.ranks_per_node
+    """The size of a run, and its series, from its log's name or its first MiB; else empty."""
     try:
         with open_regular(path, MOST_READ, _ANYWHERE) as stream:
             head = stream.read(_HEAD).decode("utf-8", "replace")
-        texts = [path.name, *head.splitlines()]
-        match = next((m for t in texts if (m := expression.search(t, timeout=TIMEOUT_S))), None)
     except OSError:
         return {}  # the reader of records says why
-    except TimeoutError:
-        raise UsageError(f"--size {logs.size!r}: took longer than {TIMEOUT_S:g} s") from None
-    found = {k: v for k, v in match.groupdict().items() if v} if match else {}
-    if match and (free := _free_group(expression)):
-        found.setdefault("ranks", match[free] or "")
-    series = {"series": found.pop("series")} if "series" in found else {}
-    if shape := _shape({k: int(v) for k, v in found.items() if v.isdecimal()}, per_node):
-        return series | shape
-    start = read_log(path).last("run_start")
-    numbers = {"ranks": start.get("world_size"), "nodes": start.get("nodes")}
-    known = {k: v for k, v in numbers.items() if type(v) is int and v > 0}
-    return series | _shape(known, per_node)
-
-
-def _free_group(size: Any) -> int | None:
-    """The first group without a name, which is the ranks; None where a named one is the size."""
-    names = size.groupindex
-    free = [n for n in range(1, size.groups + 1) if n not in names.values()]
-    return free[0] if free and not names.keys() - {"series"} else None
-
-
-def _shape(numbers: Mapping[str, int], per_node: int | None) -> Row:
-    """Nodes, ranks per node and ranks from those of them that are known."""
-    nodes, ranks = numbers.get("nodes"), numbers.get("ranks")
-    on_node = numbers.get("ranks_per_node")
-    if not on_node and per_node and bool(nodes) != bool(ranks):
-        on_node = min(per_node, ranks or per_node)
-    ranks = ranks or ((nodes or 1) * on_node if on_node else None)
-    if not ranks or ranks >= 1 << 31:
-        return {}
-    nodes = nodes or (1 if ranks == 1 else -(-ranks // on_node) if on_node else None)
-    on_node = on_node or (-(-ranks // nodes) if nodes else None)
-    return {"nodes": nodes, "ranks_per_node": on_node, "world_size": ranks}
+    matches = map(re.compile(logs.size).search, (path.name, *head.splitlines()))
+    match = next(filter(None, matches), None)
+    found = {name: text for name, text in match.groupdict().items() if text} if match else {}
+    size: Row = {"series": found.pop("series")} if "series" in found else {}
+    numbers = {k: int(text) for k, text in found.items() if text.isdecimal() and len(text) < 10}
+    ranks, nodes, per_node = numbers.get("ranks"), numbers.get("nodes"), logs.ranks_per_node
+    if per_node and bool(nodes) != bool(ranks):
+        ranks = ranks or (nodes or 0) * per_node
+        on_node: int | None = min(per_node, ranks)
+        nodes = nodes or -(-ranks // min(per_node, ranks))
+    elif ranks:
+        nodes = nodes or (1 if ranks == 1 else None)
+        on_node = -(-ranks // nodes) if nodes else None
+    else:
+        return size
+    return size | {"nodes": nodes, "ranks_per_node": on_node, "world_size": ranks}

@@ -23,7 +23,6 @@ from jobkit.analysis.collect.rows import (
     observed_of,
     of_tables,
     ranks_together,
-    recorded_spec,
     result_row,
     wall_time_s,
 )
@@ -248,8 +247,7 @@ def _read(
     """
     records = read_run(paths, record_id)
     settings = records.last("run_start").get("spec")
-    recorded = settings if isinstance(settings, dict) else {}
-    spec = planned.decided(recorded) if planned else recorded_spec(records)
+    spec = planned and planned.decided(settings if isinstance(settings, dict) else {})
     name, ranks = getattr(spec, "pattern", None), getattr(spec, "world_size", None)
     pattern = load_pattern(name) if name else None
     observed = observed_of(paths.log, paths.folder.parent, records, spec, pattern, ranks)

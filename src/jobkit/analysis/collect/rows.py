@@ -33,14 +33,12 @@ from jobkit.analysis.scaling.sizes import IMAGES, RUNS
 from jobkit.analysis.tables.columns import RESULTS
 from jobkit.analysis.tables.frames import Row
 from jobkit.analysis.tables.text import counted
-from jobkit.errors import UsageError
 from jobkit.files import open_regular
 from jobkit.metric.kinds import COMMON, KINDS, Record
 from jobkit.metric.pattern import Pattern
 from jobkit.outcome.logs import MOST_READ
 from jobkit.outcome.state import RunState
 from jobkit.spec.command import CommandSpec, PlannedRun
-from jobkit.spec.runspec import RunSpec
 
 WALL_TIME = "wall time of the run, start-up included"
 _RESULT_NAMES = frozenset(c.name for c in RESULTS)
@@ -116,15 +114,6 @@ def wall_time_s(job: Mapping[str, Any], attempts: int) -> float | None:
     elapsed = job.get("elapsed_s")  # by a clock that does not jump
     is_time = isinstance(elapsed, float) and 0 < elapsed < math.inf
     return elapsed if is_time and attempts <= 1 else None
-
-
-def recorded_spec(records: RunRecords) -> RunSpec | None:
-    """The spec that run_start carries, for a run that left no spec.json."""
-    settings = records.last("run_start").get("spec")
-    try:
-        return RunSpec.from_dict(settings) if isinstance(settings, dict) else None
-    except (TypeError, UsageError):
-        return None
 
 
 def result_row(
