@@ -13,7 +13,7 @@ TIMEOUT_S = 20.0
 GONE = "GONE"  # not a word of Slurm's: it answers, and knows nothing of the job any more
 JOB_ID = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?")  # 17, or 17_0 of an array
 _AT_ONCE = 10_000  # jobs in one word of a command, of which Linux takes 128 KiB
-SACCT = "JobID,State,ExitCode,Elapsed,NodeList,ConsumedEnergyRaw"  # for read_sacct
+SACCT = "JobID,State,ExitCode,Elapsed,NodeList"  # for read_sacct
 silent: dict[str, str] = {}  # why a command gave no answer when it was last asked
 CLUSTER = re.compile(r"^\s*ClusterName\s*=\s*(\S+)", re.MULTILINE | re.IGNORECASE)
 
@@ -42,7 +42,6 @@ class Job:
     exit_code: str = ""  # code:signal
     elapsed: str = ""
     node_list: str = ""
-    energy_j: float | None = None  # of its nodes, with all that runs there
 
     @property
     def status(self) -> str:
@@ -78,8 +77,7 @@ def ask(job_ids: Iterable[str], accounting: bool = True) -> dict[str, Job]:
     queued = output(["squeue", "-h", "-r", "-t", "all", "-j", masters, "-o", "%i|%T|%M|%N|%r"])
     present, jobs = read_squeue(queued or ""), dict[str, Job]()
     if accounting:
-        # Without -X: not every Slurm gives the energy with it.
-        jobs = read_sacct(output(["sacct", "-P", "-n", "-j", masters, "-o", SACCT]) or "")
+        jobs = read_sacct(output(["sacct", "-X", "-P", "-n", "-j", masters, "-o", SACCT]) or "")
         known = {**jobs, **present}
         absent = [i for i in wanted if not _find(known, i)] if queued is not None else []
         jobs |= {i: Job(job_id=i, state=GONE) for i in absent}
@@ -136,19 +134,15 @@ def read_squeue(text: str) -> dict[str, Job]:
 
 
 def read_sacct(text: str) -> dict[str, Job]:
-    """Read `sacct -P -n -o` of SACCT: the jobs' own rows. Of a job's starts the last counts."""
+    """Read `sacct -X -P -n -o` of SACCT: the jobs' own rows. Of a job's starts the last counts."""
     jobs: dict[str, Job] = {}
     for line in text.splitlines():
         words = line.split("|")
-        if len(words) == 6 and "." not in words[0]:  # else a row of a step
-            job_id, state, exit_code, elapsed, nodes, energy = words
+        if len(words) == 5:
+            job_id, state, exit_code, elapsed, nodes = words
             state, nodes = re.split(r"[ +]", state)[0], "" if nodes == "None assigned" else nodes
-            joules = float(energy) if re.fullmatch(r"\s*[0-9]{1,15}\s*", energy) else 0.0
-            # 0, and the largest numbers of 32 and 64 bits, say that it is not gathered.
-            gathered = joules not in (0, 2**32 - 1, 2**32 - 2)
             job_id = job_id.split("_[")[0]  # 17_[2-5], what has not started: as 17, see _find
             jobs[job_id] = Job(
-                job_id=job_id, state=state, exit_code=exit_code, elapsed=elapsed,
-                node_list=nodes, energy_j=joules if gathered else None,
-            )  # fmt: skip
+                job_id=job_id, state=state, exit_code=exit_code, elapsed=elapsed, node_list=nodes
+            )
     return jobs

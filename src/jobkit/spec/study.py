@@ -9,7 +9,7 @@ import json
 import math
 import random
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -449,6 +449,6 @@ def is_run(folder: Path) -> bool:
     return any(is_there(folder / name) for name in ("spec.json", "metrics", "train.log"))
 
 
-def run_folders(folder: Path, but: Collection[str] = ()) -> list[Path]:
-    """The folders of runs in a study's folder, by name; but: names that are left out."""
-    return [f for n in sorted({*file_names(folder)}.difference(but)) if is_run(f := folder / n)]
+def run_folders(folder: Path) -> list[Path]:
+    """The folders of runs in a study's folder, by name."""
+    return [f for n in sorted(file_names(folder)) if is_run(f := folder / n)]

@@ -10,7 +10,6 @@ from jobkit.analysis.collect.samples import use_row
 from jobkit.analysis.collect.steps import Observation, Observed
 from jobkit.analysis.tables.columns import RESULTS
 from jobkit.analysis.tables.frames import frame
-from jobkit.outcome.slurm_jobs import read_sacct
 from support.measured_study import results_from, runs_of
 
 SIZE = {"nodes": 2, "world_size": 2}
@@ -26,43 +25,34 @@ def samples(rank: int = 0, seconds: int = 11, watt: float = 100, **more: Any) ->
     ]
 
 
-def windows() -> tuple[list[Any], Observed]:
-    """A warm-up until t = 1002.5, then windows until 1004.5 and 1008.5, of 40 images in all."""
-    ends = ((5, 1002.5, True), (10, 1004.5, False), (15, 1008.5, False))
-    found = [
-        {"v": 1, "kind": "window", "attempt": 0, "rank": 0, "step": step, "t": t, "warmup": warm}
-        for step, t, warm in ends
-    ]
-    steps = [Observation(step=s, steps=5, time_s=1.0, work=20.0, warmup=w) for s, _, w in ends]
-    return found, Observed(steps=steps, unit="images", windows=True)
+STEPS = [Observation(step=s, steps=5, time_s=1.0, work=20.0, warmup=s == 5) for s in (5, 10, 15)]
+WINDOWS = Observed(steps=STEPS, unit="images", windows=True)
 
 
-def row_of(found: list[Any], slurm_j: float | None = None, **size: Any) -> dict[str, Any]:
-    of_windows, observed = windows()
-    return use_row(RunRecords(of_windows, of_ranks=found), observed, SIZE | size, slurm_j)
+def row_of(found: list[Any], observed: Observed = WINDOWS, **size: Any) -> dict[str, Any]:
+    return use_row(RunRecords(of_ranks=found), observed, SIZE | size)
 
 
-def test_energy_is_of_all_nodes_and_per_image_without_the_warm_up() -> None:
+def test_energy_is_of_all_nodes_and_per_image() -> None:
     row = row_of(samples(0, memory_mib=30.0) + samples(1, watt=50, memory_mib=50.0))
     assert row["energy_node_j"] == pytest.approx(1500)
-    assert row["joules_per_work"] == pytest.approx(150 * 6 / 40)  # from 1002.5 to 1008.5
+    assert row["joules_per_work"] == pytest.approx(1500 / 60)
     assert (row["joules_of"], row["energy_source"]) == ("node", "pm_counters (node)")
     assert (row["cpu_busy_mean"], row["node_memory_max_mib"]) == (pytest.approx(0.55), 50.0)
     # Of one node that lacks a counter there is none.
-    row = row_of(samples(0))
-    assert row.keys().isdisjoint({"energy_node_j", "joules_per_work"})
+    assert row_of(samples(0)).keys().isdisjoint({"energy_node_j", "joules_per_work"})
 
 
-def test_an_end_of_rank_0s_windows_that_no_other_rank_shares_is_passed_over() -> None:
-    of_windows, observed = windows()
-    own = of_windows[1] | {"step": 7, "t": 1003.5}
-    printed = {"kind": "window", "attempt": [0], "step": 8, "t": 1004.5}  # by another program
-    records = RunRecords([of_windows[0], own, *of_windows[1:], printed], of_ranks=samples(0))
-    row = use_row(records, observed, SIZE | {"nodes": 1}, None)
-    assert row["joules_per_work"] == pytest.approx(100 * 6 / 40)
-    # A pattern's line may be of one step, at the last step of a window of many: of no window.
-    lines = replace(observed, windows=False, source="pattern bar")
-    row = use_row(RunRecords(of_windows, of_ranks=samples(0)), lines, SIZE | {"nodes": 1}, None)
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"windows": False, "source": "pattern bar"},  # of a line nobody knows which steps it has
+        {"steps": [*STEPS, Observation(step=20, steps=5, time_s=1.0)]},
+        {"steps": [Observation(attempt=1, step=5, steps=5, time_s=1.0, work=20.0)]},
+    ],
+)
+def test_energy_is_divided_by_the_work_that_was_done_for_it(changed: dict[str, Any]) -> None:
+    row = row_of(samples(0), replace(WINDOWS, **changed), nodes=1)
     assert row["energy_node_j"] == pytest.approx(1000)
     assert row.keys().isdisjoint({"joules_per_work", "joules_of"})
 
@@ -85,7 +75,7 @@ def test_a_gpu_that_ranks_share_is_counted_once(uuids: Any, hosts: Any, watt: fl
             found.append(one | {"energy_source": "nvml (gpu)"})
     row = row_of(found, nodes=len(set(hosts)))
     assert row["energy_gpu_j"] == pytest.approx(10 * watt)
-    assert row["joules_per_work"] == pytest.approx(watt * 6 / 40)
+    assert row["joules_per_work"] == pytest.approx(10 * watt / 60)
     assert (row["joules_of"], row["energy_source"]) == ("gpu", "nvml (gpu)")
 
 
@@ -94,26 +84,11 @@ def test_a_counter_that_begins_again_in_a_restarted_process_adds_up() -> None:
     assert row_of(samples(0) + again, nodes=1)["energy_node_j"] == pytest.approx(2000)
 
 
-def test_slurms_energy_counts_for_the_whole_job_only_where_it_was_alone() -> None:
-    own = [{k: v for k, v in s.items() if k != "energy_node_j"} for s in samples(0)]
-    row = row_of(own, slurm_j=600.0)
-    assert (row["energy_node_j"], row["joules_per_work"]) == (600.0, 600 / 60)
-    assert row["energy_source"] == f"slurm ({row['joules_of']})" == "slurm (node, whole job)"
-    assert "energy_node_j" not in row_of([s | {"alone": False} for s in own], slurm_j=600.0)
-
-
 @pytest.mark.parametrize("wrong", ["x", True, None, [1], 10**400])
 def test_a_sample_of_another_type_is_as_if_it_were_not_there(wrong: Any) -> None:
     found = samples(0)
     found[-1] |= {"energy_node_j": wrong, "cpu_busy": wrong}
     assert row_of(found, nodes=1) == row_of(found[:-1], nodes=1)
-
-
-def test_what_slurm_did_not_gather_is_not_zero() -> None:
-    absent = dict.fromkeys(("0", "4294967294", "", "18446744073709551614"))
-    for text, joules in {"1700": 1700.0, **absent}.items():
-        line = f"7|COMPLETED|0:0|00:00:20|n1|{text}\n"
-        assert read_sacct(line)["7"].energy_j == joules
 
 
 def test_the_energy_of_an_epoch_is_a_column_of_sizes() -> None:

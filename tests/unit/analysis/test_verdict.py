@@ -9,11 +9,9 @@ import pandas as pd
 import pytest
 
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.collect.rows import WALL_TIME
 from jobkit.analysis.figures.by_size import ends_of
 from jobkit.analysis.findings.verdict import MAX_WORDS, verdict
 from jobkit.analysis.report.tables import project_table, proposal_table
-from jobkit.analysis.scaling.sizes import SEVERAL_STARTS
 from jobkit.analysis.tables.columns import EPOCHS, RESULTS
 from jobkit.analysis.tables.frames import frame
 from jobkit.errors import UsageError
@@ -513,13 +511,6 @@ def test_loss_and_accuracy_differ_where_the_ranges_of_the_repeats_do() -> None:
     assert "; accuracy falls from 90.0% to 80.0% on 2 GPUs: tune first" in once[0]
 
 
-def test_an_accuracy_above_1_is_no_share() -> None:
-    percent = learnt("val_accuracy", {"ddp": {1: [93.1, 93.2], 2: [92.1, 92.0]}})
-    (warning,) = [line for line in percent.warnings() if "val_accuracy" in line]
-    assert "val_accuracy is above 1 in 4 runs, as ddp-1-0: it is a share" in warning
-    assert learnt("val_accuracy", {"ddp": {1: [1.0], 2: [0.9]}}).warnings() == []
-
-
 @pytest.mark.parametrize(
     ("column", "value"), [("epochs_done", 2), ("model", "mlp"), ("status", "failed")]
 )
@@ -576,18 +567,6 @@ def test_samples_that_are_inferred_are_said(sources, said) -> None:
         row |= {"throughput_unit": "samples/s", "throughput_source": "auto", "work_source": work}
     first = verdict(results_from(frame(rows, RESULTS)), "GPUs")[0]
     assert said in first and ("inferred" in first) is bool(said)
-
-
-def test_a_run_that_was_started_again_says_why_its_wall_time_is_no_rate() -> None:
-    rows = runs_of({"train": {1: [100.0], 2: [200.0]}})
-    for row, attempts in zip(rows, (1, 2), strict=True):
-        row |= {"attempts": attempts, "throughput_unit": "runs/h", "throughput": 100.0}
-        row |= {"throughput_source": WALL_TIME, "train_samples": None}
-    rows[1] |= {"throughput": None, "throughput_unit": None}
-    results = results_from(frame(rows, RESULTS))
-    first, second = results.sizes
-    assert first.note is None and second.note == SEVERAL_STARTS
-    assert results.scaling["note"].to_list()[1] == SEVERAL_STARTS
 
 
 def test_of_many_kinds_of_rates_two_are_told() -> None:

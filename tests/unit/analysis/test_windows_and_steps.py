@@ -278,7 +278,6 @@ RATE = {"step": 10, "tokens_per_s": 4000.0}
         ([{"step": 1, "lr": 2.0}, {"note": "x"}], "2 [METRIC] lines are in no table (lr, note)"),
         ([{"step": 5}], "1 [METRIC] line is in no table (step)"),
         (VALUES, "9 [METRIC] lines are in no table (n0, n1, n2, n3, n4, ...)"),
-        ([{"v": 1, "kind": "later"}], "1 [METRIC] line is in no table (later)"),
         ([RATE, {"epoch": 1, "anything": 2}, {"v": 1, "kind": "window"}], ""),
         # Beside epochs that the run records itself.
         ([epoch_end(1), {"epoch": 1, "loss": 2}], "1 [METRIC] line is in no table (loss)"),

@@ -17,15 +17,13 @@ def test_rows_of_which_the_last_start_counts() -> None:
     assert found["17_0"].status == "running" and found["17_0"].reason == ""
     assert found["17_5"].reason == "JobArrayTaskLimit" and found["17_5"].job_id == "17_5"
     text = (
-        "9|REQUEUED|0:0|00:00:05|n1|\n"
-        "9|CANCELLED by 1000|0:0|00:01:00|n[2-3]|70\n"
-        "9.batch|COMPLETED|0:0|00:01:00|n2|30\n"
-        "30_[1-2]|PENDING|0:0|00:00:00|None assigned|\n"
+        "9|REQUEUED|0:0|00:00:05|n1\n"
+        "9|CANCELLED by 1000|0:0|00:01:00|n[2-3]\n"
+        "30_[1-2]|PENDING|0:0|00:00:00|None assigned\n"
     )
     found = read_sacct(text)
     assert (found["9"].state, found["9"].status) == ("CANCELLED", "cancelled")
-    assert found["9"].node_list == "n[2-3]" and found["9"].energy_j == 70.0
-    assert "9.batch" not in found
+    assert found["9"].node_list == "n[2-3]"
     assert found["30"].status == "pending" and found["30"].node_list == ""
 
 

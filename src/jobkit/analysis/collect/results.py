@@ -5,7 +5,6 @@ results = Results.load("demo")  from the tables as they were written
 """
 
 import os
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,7 +31,6 @@ from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.columns import RESULTS, TABLES
 from jobkit.analysis.tables.frames import Row, frame, read_table, records, save_table
 from jobkit.analysis.tables.series import faults, series_labels
-from jobkit.analysis.tables.text import counted
 from jobkit.errors import UsageError, one_line
 from jobkit.files import is_there
 from jobkit.metric.pattern import load_pattern
@@ -56,7 +54,6 @@ class Results:
     steps: pd.DataFrame  # some steps a row
     accuracy: float | None = None  # target of time_to_accuracy_s; None: what all ok runs reached
     out: Path | None = None  # where tables, figures and the report are written; None: folder
-    unplanned: tuple[str, ...] = ()  # folders of runs that are not in the plan: not collected
 
     @classmethod
     def load(cls, study: str | Path | None = None, out: Path | None = None) -> "Results":
@@ -125,11 +122,6 @@ class Results:
         """Problems of the logs and of the comparison, one line each."""
         runs = self.runs
         lines = [line for text in runs["problems"].dropna() for line in text.split(" | ")]
-        if above := list(runs.loc[runs["val_accuracy"].gt(1), "run_id"]):
-            of = f"{counted(len(above), 'run')}, as {above[0]}"
-            lines.append(f"val_accuracy is above 1 in {of}: it is a share, as 0.93 for 93 %")
-        if self.unplanned:
-            lines.append(f"not in the plan, so not collected: {', '.join(self.unplanned)}")
         lines += [f"{series}: not compared: {why}" for series, why in faults(runs).items()]
         return [one_line(line) for line in lines]  # with names of files and folders
 
@@ -165,10 +157,10 @@ def collect(
         check_own(out or folder)
     if is_there(folder / "logs.json") and not logs:
         raise UsageError(f"{folder} was made from logs: give collect --logs again")
-    read, unplanned = (read_logs(logs), []) if logs else _read_study(folder)
+    read = read_logs(logs) if logs else _read_study(folder)
     tables = _tables(read, folder.resolve().name)
     runs, epochs, steps = (tables[name] for name in ("results", "epochs", "steps"))
-    results = Results(folder, runs, epochs, steps, accuracy, out, tuple(unplanned))
+    results = Results(folder, runs, epochs, steps, accuracy, out)
     if write:
         if out:
             out.mkdir(parents=True, exist_ok=True)
@@ -197,21 +189,19 @@ def _tables(read: Mapping[str, dict[str, Any]], study: str) -> dict[str, pd.Data
     return tables
 
 
-def _read_study(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """What was read of every run, and the folders of runs that are not in the plan.
+def _read_study(folder: Path) -> dict[str, dict[str, Any]]:
+    """What was read of every run that is planned or, without a plan, that has a folder.
 
-    All that are planned or, without a plan, all that have a folder. Raises UsageError where the
-    plan cannot be read.
+    Raises UsageError where the plan cannot be read.
     """
     paths = StudyPaths(folder)
     specs: dict[str, PlannedRun | None]
     if paths.plan.exists():
         specs = {**Plan.read(paths.plan).runs}
         folders, record_ids = {run_id: paths.run(run_id) for run_id in specs}, {k: k for k in specs}
-        unplanned = [f.name for f in run_folders(folder, but=specs)]
         ordered = ordered_runs(paths, specs)
     else:
-        present, unplanned, ordered = run_folders(folder), [], set()
+        present, ordered = run_folders(folder), set()
         folders = {f.name: RunPaths(f) for f in present}
         specs = {f.name: read_run_spec(f) for f in present}
         # A run's records carry its id also after its folder was renamed.
@@ -219,31 +209,22 @@ def _read_study(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
         record_ids = {name: v for name, v in ids.items() if isinstance(v, str)}
     # States first: a run that ends in between is then running with all its records, not ok
     # without some.
-    states, jobs = join(folders, ordered, slurm_jobs.ask)
-    counts = Counter(job.job_id for job in jobs.values())
-    energy = {k: job.energy_j for k, job in jobs.items() if counts[job.job_id] == 1}
+    states, _ = join(folders, ordered, slurm_jobs.ask)
     read = {
-        name: _read(path, record_ids.get(name), specs[name], states[name], energy.get(name))
+        name: _read(path, record_ids.get(name), specs[name], states[name])
         for name, path in folders.items()
     }
-    labels = series_labels({name: specs[name] or run["spec"] for name, run in read.items()})
-    for run_id, job in jobs.items():
-        read[run_id]["row"]["slurm_energy_j"] = job.energy_j
-    for run_id, label in labels.items():
+    for run_id, label in series_labels(specs).items():
         read[run_id]["row"]["series"] = label
-    return read, unplanned
+    return read
 
 
 def _read(
-    paths: RunPaths,
-    record_id: str | None,
-    planned: PlannedRun | None,
-    state: RunState,
-    slurm_j: float | None,
+    paths: RunPaths, record_id: str | None, planned: PlannedRun | None, state: RunState
 ) -> dict[str, Any]:
-    """What a run's files hold: its rows in each table, its problems, and the settings it had.
+    """What a run's files hold: its rows in each table, and its problems.
 
-    record_id: the run_id of its records; None: any. slurm_j: energy of a job of this run alone.
+    record_id: the run_id of its records; None: any.
     """
     records = read_run(paths, record_id)
     settings = records.last("run_start").get("spec")
@@ -256,5 +237,5 @@ def _read(
     wall_s = None if records.unreadable else wall_time_s(job, state.attempts)
     row = result_row(spec, state, records, observed, wall_s)
     row["ranks_together"] = ranks_together(job, records, spec)
-    row |= use_row(records, observed, row, slurm_j)
-    return of_tables(paths.folder.name, records, observed, row) | {"spec": spec}
+    row |= use_row(records, observed, row)
+    return of_tables(paths.folder.name, records, observed, row)

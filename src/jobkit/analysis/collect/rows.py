@@ -34,7 +34,7 @@ from jobkit.analysis.tables.columns import RESULTS
 from jobkit.analysis.tables.frames import Row
 from jobkit.analysis.tables.text import counted
 from jobkit.files import open_regular
-from jobkit.metric.kinds import COMMON, KINDS, Record
+from jobkit.metric.kinds import COMMON, Record
 from jobkit.metric.pattern import Pattern
 from jobkit.outcome.logs import MOST_READ
 from jobkit.outcome.state import RunState
@@ -266,22 +266,16 @@ def of_tables(
 def unused_lines(records: RunRecords, observed: Observed | None) -> str:
     """How many lines are in no table and what they name; empty where there are none.
 
-    Those are records of a kind that this version does not know, and key=value lines that say
-    neither an epoch nor a time or rate, or whose steps or epochs the run recorded in a better way.
-    Of a pattern, those that are not taken.
+    Those are key=value lines that say neither an epoch nor a time or rate, or whose steps or epochs
+    the run recorded in a better way. Of a pattern, those that are not taken.
     """
     by_lines = observed is not None and observed.source == METRIC_LINES
     count, names = 0, dict[str, None]()
-    for record in records.records:
-        if "v" in record:
-            known, about = record.get("kind") in KINDS, [str(record.get("kind"))]
-        else:  # named by its numbers
-            of_epoch = epoch_of(record) is not None and not records.records_epochs
-            known = of_epoch or (by_lines and observes(record))
-            about = [name for name in record if name not in _NOT_SHOWN] or list(record)
-        if not known:
+    for record in (r for r in records.records if "v" not in r):
+        of_epoch = epoch_of(record) is not None and not records.records_epochs
+        if not of_epoch and not (by_lines and observes(record)):
             count += 1
-            names |= dict.fromkeys(about)
+            names |= dict.fromkeys([n for n in record if n not in _NOT_SHOWN] or record)
     lines = list(observed.not_taken) if observed else []
     if count:
         shown = ", ".join([*names][:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")

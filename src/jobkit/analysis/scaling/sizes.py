@@ -21,10 +21,6 @@ RUNS = "runs/h"  # of a command of which nothing else is known
 EPOCH = "epoch"
 _OF_RUNS = {"runs": "run", "shares": "one rank's share of a run"}
 _SAME_EPOCH = 1.05  # an epoch of more work than another's by this factor is not the same
-SEVERAL_STARTS = (
-    "no rate: only its wall time is known, and that of several starts is not the time of one run; "
-    "run it in a study of its own, with --name"
-)
 _KEYS = ["series", "world_size", "nodes", "ranks_per_node"]
 _FACTS = ("strategy", "scaling", "global_batch_size", "batch_size_per_rank")
 
@@ -114,7 +110,7 @@ class Size:
 _OF_RUN = (
     *("run_id", "status", "devices", "train_samples", "throughput_unit", "throughput"),
     *("time_per_epoch_s", "peak_memory_mib", "val_accuracy", "joules_per_work", "joules_of"),
-    *("step_time_s", "attempts", "gpu_busy_mean"),
+    *("step_time_s", "gpu_busy_mean"),
 )
 
 
@@ -164,7 +160,6 @@ def _size(rows: list[Row]) -> Size:
     work = samples or [rate * time for rate, time in pairs if rate is not None and time is not None]
     scopes = {row["joules_of"] for row in ok}
     joules_of = scopes.pop() if len(scopes) == 1 else None
-    several = not rates and any(count > 1 for count in of_ok["attempts"])
     return Size(
         **{name: first[name] for name in (*_KEYS, *_FACTS)},
         devices=max(of_ok["devices"], default=None) or first["world_size"],
@@ -186,7 +181,6 @@ def _size(rows: list[Row]) -> Size:
         val_accuracy=_median(of_ok["val_accuracy"]),
         gpu_busy=_median(of_ok["gpu_busy_mean"]),
         step_time_s=_median(of_ok["step_time_s"]),
-        note=SEVERAL_STARTS if several else None,
         joules_per_work=_median(of_ok["joules_per_work"]) if joules_of else None,
         joules_of=joules_of,
     )

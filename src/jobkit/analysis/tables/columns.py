@@ -149,9 +149,8 @@ gpu_processes_max NUMBER processes that compute on a GPU of the run: largest sam
 energy_gpu_j NUMBER energy of the run's GPUs in joules, training and evaluation
 energy_node_j NUMBER energy of its nodes, if the job had them alone
 energy_source TEXT counter and scope of each: empty if nothing was measured
-joules_per_work NUMBER energy per unit of work (image, token), without warm-up
-joules_of TEXT whose energy that is: node or gpu; of Slurm: whole job
-slurm_energy_j NUMBER energy of the job's nodes, other jobs' included (sacct)
+joules_per_work NUMBER energy per unit of work (image, token), evaluation included
+joules_of TEXT whose energy that is: node or gpu
 work_source TEXT where the work of a step comes from: stated, counted or inferred
 problems TEXT what is wrong with the run's records, joined by ' | '
 """)
@@ -226,7 +225,7 @@ mean_time_s NUMBER time_s by the mean over runs, as costs need it
 gpu_hours NUMBER mean_time_s x devices / 3600 (CPU: processes)
 node_hours NUMBER mean_time_s x nodes / 3600
 joules_per_work NUMBER energy per unit of work: median of successful repeats
-joules_of TEXT whose energy that is: node or gpu; of Slurm: whole job
+joules_of TEXT whose energy that is: node or gpu
 energy_kwh NUMBER energy of what time_s is of: an epoch, or an amount of work
 step_time_s NUMBER time of one optimizer step: median of successful repeats
 gpu_busy NUMBER gpu_busy_mean of the runs: median

@@ -73,9 +73,7 @@ def say(value: Any, form: str = "{}") -> str:
 
 
 def say_accuracy(value: Any, digits: int = 1) -> str:
-    """An accuracy, a share of 1, in percent, none below 1 as 100 %; one above 1 as it is."""
-    while not pd.isna(value) and value < 1 and digits < 4 and round(value, digits + 2) == 1:
-        digits += 1
+    """An accuracy, a share of 1, in percent; one above 1 as it is."""
     return say(value, f"{{:.{digits}%}}" if pd.isna(value) or value <= 1 else "{:.4g}")
 
 
