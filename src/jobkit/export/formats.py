@@ -113,11 +113,11 @@ def write(model: Deployed, path: Path, to: str, max_batch: int) -> None:
     if to == "aoti":
         _compile(model, pixels, shapes, path)
         return
-    names: dict[str, Any] = {"input_names": ["pixels"], "output_names": ["logits"]}
     with _one_line_of_errors():
         program = torch.onnx.export(
-            model, (pixels,), dynamo=True, dynamic_shapes=shapes, verbose=False, **names
-        )
+            model, (pixels,), dynamo=True, dynamic_shapes=shapes, verbose=False,
+            input_names=["pixels"], output_names=["logits"],
+        )  # fmt: skip
     assert program is not None
     program.save(str(path), external_data=False)
 

@@ -64,7 +64,14 @@ def _read(folder: Path, own_model: str | None) -> Trained:
     tensors = checkpoint.blank(_MODEL, *own)
     checkpoint.read(tensors)
     values = _without(_MODEL, tensors)
-    model = _built(spec, checkpoint.classes, values, folder)
+    misfit = f"{short_path(folder)} does not fit the model {spec.model}"
+    try:
+        model = build_model(spec, checkpoint.classes)
+    except UsageError as error:
+        raise UsageError(f"{misfit}: {error}") from None
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    if shapes != {name: tensor.shape for name, tensor in values.items()}:
+        raise UsageError(f"{misfit}: its parameters have other names or shapes")
     # Buffers are the mean over the ranks, as for an evaluation.
     values |= _without(BUFFER, merged([_without(prefix, tensors) for prefix in own], 0))
     with torch.no_grad():
@@ -79,19 +86,3 @@ def _read(folder: Path, own_model: str | None) -> Trained:
 def _without(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors whose names have a prefix, by the rest of their names."""
     return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-
-
-def _built(spec: RunSpec, classes: int, values: dict[str, Tensor], folder: Path) -> nn.Module:
-    """The model of a run, that parameters of these shapes must fit."""
-    reason, wanted = "its parameters have other names or shapes", _shapes(values)
-    try:
-        model = build_model(spec, classes)
-        if _shapes(dict(model.named_parameters())) == wanted:
-            return model
-    except UsageError as error:
-        reason = str(error)
-    raise UsageError(f"{short_path(folder)} does not fit the model {spec.model}: {reason}")
-
-
-def _shapes(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in tensors.items()}

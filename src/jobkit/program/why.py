@@ -34,6 +34,7 @@ DATA = "enumerate(DataLoader) of jobkit"  # names spans in which a batch is made
 OWN = "jobkit: own"  # names spans whose collectives are not the program's, and not waited for
 _ON_GPU = ("kernel", "concurrent_kernel", "gpu_memcpy", "gpu_memset")
 Span = tuple[int, int]  # nanoseconds
+MakeWriter = Callable[[], Writer | None]
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
@@ -169,7 +170,7 @@ class Why(Guarded):
     def __init__(self, steps: int, warmup: int) -> None:
         self.on, self._steps = steps > 0, steps
         self.place = warmup + FIRST_PLACE if steps else sys.maxsize  # the step before the next one
-        self._open: Callable[[], Writer | None] | None = None
+        self._open: MakeWriter | None = None
         self._writer: Writer | None = None
         self._trace: Path | None = None
         self._profile: Any = None
@@ -178,11 +179,7 @@ class Why(Guarded):
         self._memory_mib = 0.0
 
     def open(
-        self,
-        writer: Callable[[], Writer | None],
-        folder: Path,
-        environment: Mapping[str, str],
-        rank: int,
+        self, writer: MakeWriter, folder: Path, environment: Mapping[str, str], rank: int
     ) -> None:
         """Profile this rank, if it is one of the first of its node; all leave the steps out.
 
@@ -241,7 +238,9 @@ class Why(Guarded):
         elif self._profile is not None:
             if done in (1, self._steps + 1):
                 synchronised_s()
-            self._mark()
+            self._marks += 1
+            with sys.modules["torch"].autograd.profiler.record_function(_MARK):
+                pass
             grown = resident_mib() - self._memory_mib > MAX_GROWTH_MIB
             if done == self._steps + 1 or grown:
                 self._finish()
@@ -272,11 +271,6 @@ class Why(Guarded):
         profile.start()
         self._profile = profile
         self._cost_s += time.perf_counter() - now
-
-    def _mark(self) -> None:
-        self._marks += 1
-        with sys.modules["torch"].autograd.profiler.record_function(_MARK):
-            pass
 
     def _finish(self) -> None:
         """End the profile, and write what it says."""

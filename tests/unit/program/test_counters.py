@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+from operator import setitem
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,48 +26,32 @@ def put(root: Path, name: str, text: str) -> None:
     path.write_text(text)
 
 
-class FakeNvml:
-    """NVML with one GPU: 40 % busy, 2 GiB in use, 5 J."""
-
-    def __init__(self, mig: int = 0, counts: bool = True) -> None:
-        self.mig, self.counts = mig, counts
-
-    def nvmlDeviceGetHandleByUUID(self, name: bytes, handle: Any) -> int:
-        return 0 if name == b"GPU-1" else 6
-
-    def nvmlDeviceGetMigMode(self, handle: Any, now: Any, pending: Any) -> int:
-        now._obj.value = self.mig
-        return 0
-
-    def nvmlDeviceGetUtilizationRates(self, handle: Any, rates: Any) -> int:
-        rates._obj[0] = 40
-        return 0
-
-    def nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> int:
-        memory._obj[2] = 2 << 30
-        return 0
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: Any, value: Any) -> int:
-        value._obj.value = 5000
-        return 0 if self.counts else 3
+def nvml(mig: int = 0, counts: bool = True) -> SimpleNamespace:
+    """NVML with one GPU: 40 % busy, 2 GiB in use, 5 J. Its functions write into their arguments."""
+    return SimpleNamespace(
+        nvmlDeviceGetHandleByUUID=lambda name, handle: 0 if name == b"GPU-1" else 6,
+        nvmlDeviceGetMigMode=lambda _, now, pending: setattr(now._obj, "value", mig) or 0,
+        nvmlDeviceGetUtilizationRates=lambda _, rates: setitem(rates._obj, 0, 40) or 0,
+        nvmlDeviceGetMemoryInfo=lambda _, memory: setitem(memory._obj, 2, 2 << 30) or 0,
+        nvmlDeviceGetTotalEnergyConsumption=lambda _, joules: (
+            setattr(joules._obj, "value", 5000) or (0 if counts else 3)
+        ),
+    )
 
 
-@pytest.mark.parametrize(
-    ("text", "joules"),
-    [(None, None), ("", None), ("none", None), ("12 kJ 3 us\n", None), ("1234 J 99 us\n", 1234.0)],
-)
-def test_the_energy_of_a_cray_node(tmp_path: Path, text: str | None, joules: float | None) -> None:
-    if text is not None:
+def test_the_energy_of_a_cray_node(tmp_path: Path) -> None:
+    assert machine.node_joules(tmp_path) is None
+    for text, joules in (("none", None), ("12 kJ 3 us\n", None), ("1234 J 99 us\n", 1234.0)):
         put(tmp_path, PM, text)
-    assert machine.node_joules(tmp_path) == joules
+        assert machine.node_joules(tmp_path) == joules
 
 
 def test_nvml_reports_a_gpu_and_nothing_of_a_part_of_one() -> None:
     whole = {"busy": 0.4, "memory_mib": 2048.0, "joules": 5.0}
-    assert machine.nvidia_gpu(FakeNvml(), "1").read() == whole
+    assert machine.nvidia_gpu(nvml(), "1").read() == whole
     del whole["joules"]
-    assert machine.nvidia_gpu(FakeNvml(counts=False), "1").read() == whole
-    for nothing in (machine.nvidia_gpu(FakeNvml(mig=1), "1"), machine.nvidia_gpu(FakeNvml(), "2")):
+    assert machine.nvidia_gpu(nvml(counts=False), "1").read() == whole
+    for nothing in (machine.nvidia_gpu(nvml(mig=1), "1"), machine.nvidia_gpu(nvml(), "2")):
         assert nothing == machine.Gpu() and nothing.read() == {}
 
 

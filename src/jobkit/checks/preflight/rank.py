@@ -83,14 +83,12 @@ class PreflightRank:
             if isinstance(met, Connection):
                 return self._take_part(met)
             here = met.getsockname()[1]
-
-            def take_part() -> None:
-                self._take_part(self._connect(here))
-
-            part = threading.Thread(target=take_part, daemon=True)
-            part.start()
+            take_part = threading.Thread(
+                target=lambda: self._take_part(self._connect(here)), daemon=True
+            )
+            take_part.start()
             code = self._coordinate(Rendezvous(met, self._token))
-            part.join(1)
+            take_part.join(1)
             return code
         except Unreachable as error:
             return self._alone(str(error))
