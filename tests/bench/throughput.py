@@ -4,8 +4,8 @@
     python tests/bench/throughput.py ranks --rounds 3
 
 loop: images per second of our loop, of the same on one batch that lies ready (nodata), and with
-torch.compile. ranks: runs of run.sh at two ranks against one, one thread each, also with
---check-ranks 50. Other trainers are in peers.py.
+torch.compile. ranks: runs of run.sh at two ranks against one, one thread each. Other trainers are
+in peers.py.
 
 What is compared takes turns, so that a drift of the machine meets all alike. Figures are medians,
 ratios medians of those within a round.
@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,16 +26,6 @@ from typing import Any
 from bench import ENV, ROOT, Figures, report
 
 BATCH, BATCHES, LR = 256, 14, 0.01
-RANKS = {  # run.sh's words at a number of ranks
-    "single-1": (1, "single"),
-    "ddp-1": (1, "ddp"),
-    "ddp-2": (2, "ddp"),
-    "ddp-2 checked": (2, "ddp", "--check-ranks", "50"),
-    "fsdp-1": (1, "fsdp"),
-    "fsdp-2": (2, "fsdp"),
-    "pp-2": (2, "pp", "--microbatches", "4"),
-    "mp-2": (2, "mp"),
-}
 LIMITS = {"fp32 ours / nodata": 0.97, "ddp, 2 ranks / 1": 1.85, "fsdp, 2 ranks / 1": 1.6}
 Rates = dict[str, list[float]]  # images per second, round by round
 
@@ -112,7 +103,7 @@ def loop(rounds: int) -> Figures:
     return figures
 
 
-def run_rate(data: str, ranks: int, strategy: str, *more: str) -> float:
+def run_rate(data: str, ranks: int, strategy: str) -> float:
     """Images per second of a run of run.sh with one thread per rank: the median of its epochs."""
     from support.records import records_of
 
@@ -120,21 +111,16 @@ def run_rate(data: str, ranks: int, strategy: str, *more: str) -> float:
         words = f"""--nproc-per-node {ranks} --run-dir {folder}/bench/run --strategy {strategy}
             --dataset synthetic --train-samples 4096 --test-samples 100 --epochs 4 --threads 1
             --global-batch-size {BATCH} --lr {LR} --data-dir {data} --why 0"""
-        subprocess.run(
-            ["bash", "run.sh", *words.split(), *more], cwd=ROOT, check=True, env=ENV, stdout=-3
-        )
+        subprocess.run(["bash", "run.sh", *words.split()], cwd=ROOT, check=True, env=ENV, stdout=-3)
         epochs = records_of(Path(folder, "bench/run/metrics/0.jsonl"), "epoch")
     return median(r["images_per_s"] for r in epochs[1:])
 
 
 def ranks(rounds: int) -> Figures:
     with tempfile.TemporaryDirectory() as data:
-        ways = {name: lambda words=words: run_rate(data, *words) for name, words in RANKS.items()}
+        ways = {f"{s}-{n}": partial(run_rate, data, n, s) for s in ("ddp", "fsdp") for n in (1, 2)}
         rates = take_turns(ways, rounds, "ranks")
-    pairs = {f"{s}, 2 ranks / 1": (f"{s}-2", f"{s}-1") for s in ("ddp", "fsdp")}
-    pairs |= {f"{name} / single-1": (name, "single-1") for name in ("pp-2", "mp-2")}
-    pairs["ddp-2: --check-ranks 50 / without"] = "ddp-2 checked", "ddp-2"
-    return {name: ratio(rates[a], rates[b]) for name, (a, b) in pairs.items()}
+    return {f"{s}, 2 ranks / 1": ratio(rates[f"{s}-2"], rates[f"{s}-1"]) for s in ("ddp", "fsdp")}
 
 
 CASES: dict[str, Callable[[int], Figures]] = {"loop": loop, "ranks": ranks}

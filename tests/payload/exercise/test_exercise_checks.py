@@ -155,19 +155,15 @@ def test_a_mistake_is_named_and_not_solved(number, old, new, text, tmp_path: Pat
     assert [word for word in SOLVING if word in said] == []
 
 
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
+def test_a_file_that_cannot_be_run_is_one_remark(tmp_path: Path) -> None:
+    for source, said in (
         ("def main(tools, strategy, train=None:\n", "SyntaxError"),
-        ("import a_package_that_is_not_there", "No module named 'a_package_that_is_not_there'"),
         ("main = 3", "the file has no function main()"),
         ("exit(3)", "SystemExit: 3"),
         ("import os\nos._exit(0)", "ended without a result"),
-    ],
-)
-def test_a_file_that_cannot_be_run_is_one_remark(source: str, said: str, tmp_path: Path) -> None:
-    (text,) = mistakes("5.1", source, tmp_path)
-    assert said in text
+    ):
+        (text,) = mistakes("5.1", source, tmp_path)
+        assert said in text
 
 
 def test_what_ended_a_rank_is_said_in_words(monkeypatch) -> None:

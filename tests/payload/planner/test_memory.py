@@ -166,7 +166,6 @@ REFUSED = (
     (main, "--gpus 0", "argument --gpus: '0': must be a whole number, 1 or more"),
     (main, "--gpus 3 --nodes 2", "--gpus 3: 2 nodes cannot have the same number each"),
     (main, "--parameters 7e9 --width 2", "leave out --model and --width"),
-    (main, "--model memory_models:absent", "has no attribute 'absent'"),
     (main, "--model memory_models:broken", "cannot be made: KeyError: 'depth'"),
     (main, "--model memory_models:Decides", "its forward pass cannot be followed without data"),
     (main, "--strategy pp --gpus 8", "8 pipeline stages are more than the model's"),

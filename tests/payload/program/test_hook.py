@@ -100,12 +100,6 @@ class Rows(torch.utils.data.Dataset):
 loader = DataLoader(Rows(), 8, num_workers=2, persistent_workers=True)
 for epoch in range(2):
     for batch in loader: train((batch["x"], batch["y"]), sgd)
-# an environment that is cleared, and a child that trains nothing: 24 steps, 192 samples, 0 s paused
-os.environ.clear()
-for epoch in range(2):
-    for batch in loader: train(batch, sgd)
-if os.fork() == 0: sys.exit()
-os.wait()
 """,
     flags=re.MULTILINE,
 )[1:]

@@ -120,20 +120,18 @@ def test_nodes_simulated_on_one_machine_may_meet_at_its_loopback() -> None:
 
 
 EIGHT = {"cores": list(range(8)), "threads": 8}
-NOTES = [
-    ({}, {}, ""),
-    (EIGHT, {}, "cores: n1 has 8 for 16 threads of 2 ranks: cores oversubscribed"),
-    ({"cores": [0, 1, 2], "threads": 1}, {}, "n1 has 3 cores for 2 GPUs, which then wait for the"),
-    ({}, {"bus_mb_per_s": 60.0}, "60 MB/s is slow"),
-]
+FEW = {"cores": [0, 1, 2], "threads": 1}
 
 
-@pytest.mark.parametrize(("fact", "result", "text"), NOTES, ids=[row[2] for row in NOTES])
-def test_what_is_only_worth_knowing_is_a_note(fact, result, text) -> None:
-    facts = [f | fact for f in sound()]
-    told = lines(facts, [r | result for r in outcome(facts)])
-    notes = [line for line in told if not line.startswith("ok ")]
-    assert bool(notes) == bool(text) and all(text in line for line in notes if "n2" not in line)
+def test_what_is_only_worth_knowing_is_a_note() -> None:
+    for fact, text in (
+        (EIGHT, "cores: n1 has 8 for 16 threads of 2 ranks: cores oversubscribed"),
+        (FEW, "n1 has 3 cores for 2 GPUs, which then wait for the"),
+        ({"gpu_name": "X200"}, ""),
+    ):
+        facts = [f | fact for f in sound()]
+        notes = [line for line in lines(facts) if not line.startswith("ok ")]
+        assert bool(notes) == bool(text) and all(text in n for n in notes if "n2" not in n), text
     facts[3]["gpu_name"] = "Y9"
     assert "note gpus: mixed GPU models: the slowest limits all" in lines(facts)
 
