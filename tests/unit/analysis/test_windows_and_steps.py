@@ -13,7 +13,6 @@ from jobkit.analysis.collect.rows import (
     observed_of,
     result_row,
     speed_row,
-    steps_of_epoch,
     unused_lines,
     wall_time_s,
 )
@@ -25,9 +24,6 @@ from jobkit.analysis.collect.steps import (
     step_rows,
     thinned,
 )
-from jobkit.analysis.scaling.sizes import EPOCH, sizes
-from jobkit.analysis.tables.columns import RESULTS
-from jobkit.analysis.tables.frames import frame
 from jobkit.outcome.state import RunState
 from jobkit.paths import RunPaths
 from jobkit.program.lines import encode
@@ -153,7 +149,7 @@ ENDED = {"status": "ok", "wall_time_s": 36.0, "world_size": 4}
 def test_without_records_the_wall_time_counts_and_says_so(
     state: dict[str, Any], rate: tuple[Any, ...]
 ) -> None:
-    assert tuple(speed_row(None, RunRecords(), state).values()) == rate
+    assert tuple(speed_row(None, state).values()) == rate
 
 
 def test_the_wall_time_is_that_of_one_attempt() -> None:
@@ -179,49 +175,6 @@ def test_a_training_has_the_rate_of_its_steps_as_any_program() -> None:
     assert found.steps["throughput_unit"].tolist() == ["images/s"] * 6
 
 
-def done(steps: object, attempt: int = 0) -> dict[str, Any]:
-    return {"v": 1, "kind": "window", "attempt": attempt, "steps": steps}
-
-
-def epoch_end(number: int, attempt: int = 0) -> dict[str, Any]:
-    return {"v": 1, "kind": "epoch", "attempt": attempt, "epoch": number}
-
-
-@pytest.mark.parametrize(
-    ("records", "steps"),
-    [
-        ([done(5), done(15), epoch_end(0)], 20),  # one epoch, with its warm-up
-        ([done(20), epoch_end(0), done(9), done(1), epoch_end(1)], 10),
-        ([done(20), epoch_end(0), done(9)], 20),  # the second did not end
-        # Stopped within epoch 1, of which the second attempt makes what is left.
-        ([done(20), epoch_end(0), done(9), done(11, 1), epoch_end(1, 1), done(20, 1),
-          epoch_end(2, 1)], 20),
-        ([done(9), done(11, 1), epoch_end(1, 1)], None),
-        ([done(20)], None),
-        ([done("20"), epoch_end(0)], None),
-        # Told at each fifth epoch, or counted from 1.
-        ([done(390), epoch_end(0), *[done(150)] * 13, epoch_end(5)], 390),
-        ([done(300), done(90), epoch_end(1), done(390), epoch_end(2)], 390),
-        ([done(390), epoch_end(1)], None),
-        ([done(20), epoch_end(0), epoch_end(0), done(20), epoch_end(1)], 20),
-    ],
-)  # fmt: skip
-def test_the_steps_of_whole_epochs(records: list[dict[str, Any]], steps: int | None) -> None:
-    assert steps_of_epoch(RunRecords(records)) == steps
-
-
-@pytest.mark.parametrize(
-    ("seen", "seconds"),
-    [({"windows": True, "source": "meter"}, 10.0), ({}, None)],
-)
-def test_the_time_of_an_epoch_follows_from_the_steps_of_a_meter(
-    seen: dict[str, Any], seconds: float | None
-) -> None:
-    records = RunRecords([done(20), epoch_end(0)])
-    found = Observed(steps=[Observation(steps=2, time_s=1.0)], **seen)
-    assert speed_row(found, records, {}).get("time_per_epoch_s") == seconds
-
-
 def row(*records: tuple[str, dict[str, Any]], attempt: int = 0) -> dict[str, Any]:
     """The columns of a run with these records; it had 1,000 samples per epoch."""
     common = {"v": 1, "run_id": "r", "attempt": attempt, "rank": 0}
@@ -245,29 +198,6 @@ def test_losses_are_those_of_the_end_and_before_it_those_of_the_last_epoch() -> 
     assert row(("run_end", {"val_loss": 0.4, "attempt": 0}), last, attempt=1)["val_loss"] == 0.5
 
 
-@pytest.mark.parametrize(
-    ("works", "of", "seconds"),
-    [
-        ((1000.0, 1008.0), EPOCH, [10.0, 5.04]),
-        # Epochs that grow with the ranks, or that others lack, are not compared.
-        ((1000.0, 2000.0), "1,000 samples", [10.0, 5.0]),
-        ((1000.0, None), "1,000 samples", [10.0, 5.0]),
-    ],
-)
-def test_sizes_with_the_same_epoch_have_its_time(
-    works: tuple[float | None, ...], of: str, seconds: list[float]
-) -> None:
-    same = {"series": "own", "status": "ok", "nodes": 1, "throughput_unit": "samples/s"}
-    rows = [
-        same | {"run_id": str(n), "ranks_per_node": n, "world_size": n, "throughput": 100.0 * n}
-        | {"time_per_epoch_s": work and work / (100 * n)}
-        for n, work in enumerate(works, 1)
-    ]  # fmt: skip
-    found = sizes(frame(rows, RESULTS))
-    assert [size.time_of for size in found] == [of] * 2
-    assert [size.time_s for size in found] == pytest.approx(seconds)
-
-
 VALUES = [{f"n{i}": i} for i in range(9)]
 RATE = {"step": 10, "tokens_per_s": 4000.0}
 
@@ -280,7 +210,8 @@ RATE = {"step": 10, "tokens_per_s": 4000.0}
         (VALUES, "9 [METRIC] lines are in no table (n0, n1, n2, n3, n4, ...)"),
         ([RATE, {"epoch": 1, "anything": 2}, {"v": 1, "kind": "window"}], ""),
         # Beside epochs that the run records itself.
-        ([epoch_end(1), {"epoch": 1, "loss": 2}], "1 [METRIC] line is in no table (loss)"),
+        ([{"v": 1, "kind": "epoch", "epoch": 1}, {"epoch": 1, "loss": 2}],
+         "1 [METRIC] line is in no table (loss)"),
     ],
 )  # fmt: skip
 def test_lines_that_are_in_no_table_are_counted_and_named(

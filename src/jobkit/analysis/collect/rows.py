@@ -6,7 +6,6 @@ which has its start-up in it.
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -153,7 +152,7 @@ def result_row(
         "lines_rejected": records.rejected,
         "records_lost": records.lost,
     }
-    return row | speed_row(observed, records, row)
+    return row | speed_row(observed, row)
 
 
 def _object(record: Record, name: str) -> dict[str, Any]:
@@ -192,17 +191,15 @@ def _numbers(records: Iterable[Record], name: str) -> list[float]:
     return [value for r in records if (value := number(r.get(name))) is not None]
 
 
-def speed_row(observed: Observed | None, records: RunRecords, run: Mapping[str, Any]) -> Row:
+def speed_row(observed: Observed | None, run: Mapping[str, Any]) -> Row:
     """The columns about the rate: of the steps, else of the wall time.
 
     run: status, wall_time_s, train_samples, and planned scaling and world_size of the run.
     """
     row, samples = rate_row(observed) if observed else Row(), number(run.get("train_samples"))
-    if samples and row.get("throughput_unit") == IMAGES and row["throughput"] > 0:
-        row["time_per_epoch_s"] = samples / row["throughput"]
-    elif row and observed and observed.windows and (steps := steps_of_epoch(records)):
-        row["time_per_epoch_s"] = steps * row["step_time_s"]
     if "throughput" in row:
+        if samples and row["throughput_unit"] == IMAGES and row["throughput"] > 0:
+            row["time_per_epoch_s"] = samples / row["throughput"]
         return row
     wall, weak = run.get("wall_time_s"), run.get("scaling") == "weak"
     # Lines of which it is not known whether they are of one rank or of all forbid the wall time:
@@ -214,29 +211,6 @@ def speed_row(observed: Observed | None, records: RunRecords, run: Mapping[str, 
     unit = "shares/h" if weak else RUNS
     rate = {"throughput": 3600 * runs / wall, "throughput_unit": unit}
     return row | rate | {"throughput_source": WALL_TIME}
-
-
-def steps_of_epoch(records: RunRecords) -> int | None:
-    """The optimizer steps of an epoch, by rank 0's windows.
-
-    Those between the first and the last epoch that an attempt recorded, over as many epochs as
-    their numbers differ by: a program may call meter.epoch() at some epochs only. Where each
-    attempt recorded one they are known of epoch 0 of the first attempt alone; an earlier attempt
-    may have trained a part of others, or epochs may be counted from 1.
-    """
-    steps: dict[Any, int] = defaultdict(int)  # by attempt, so far
-    ends: dict[Any, dict[int, int]] = defaultdict(dict)  # the same at the end of each epoch
-    for record in records.records:
-        attempt, kind = record.get("attempt"), record.get("kind")
-        if kind == "window" and type(count := record.get("steps")) is int:
-            steps[attempt] += count
-        elif kind == "epoch" and type(epoch := record.get("epoch")) is int:
-            ends[attempt].setdefault(epoch, steps[attempt])
-    for of_attempt in ends.values():
-        (first, begin), (last, end) = min(of_attempt.items()), max(of_attempt.items())
-        if last > first and end > begin:
-            return round((end - begin) / (last - first))
-    return ends.get(0, {}).get(0) or None
 
 
 def of_tables(

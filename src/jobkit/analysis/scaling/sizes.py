@@ -20,7 +20,6 @@ IMAGES = "images/s"  # the unit of a training on images, which is jobkit's own
 RUNS = "runs/h"  # of a command of which nothing else is known
 EPOCH = "epoch"
 _OF_RUNS = {"runs": "run", "shares": "one rank's share of a run"}
-_SAME_EPOCH = 1.05  # an epoch of more work than another's by this factor is not the same
 _KEYS = ["series", "world_size", "nodes", "ranks_per_node"]
 _FACTS = ("strategy", "scaling", "global_batch_size", "batch_size_per_rank")
 
@@ -50,13 +49,13 @@ class Size:
     throughput: float | None  # median, then every repeat
     rates: tuple[float, ...]
     rated_runs: tuple[str, ...]  # run_ids, one for each of rates: a run may be ok without a rate
-    time_of: str  # what the time is of: epoch, run, or an amount of work, as 10M tokens
-    time_amount: float | None  # that in units of work: time_s = time_amount / throughput
-    time_s: float | None  # median, then every repeat
-    times_s: tuple[float, ...]
     peak_memory_mib: float | None  # median, then every repeat
     peaks_memory_mib: tuple[float, ...]
     val_accuracy: float | None
+    time_of: str = EPOCH  # what the time is of: epoch, run, or an amount of work, as 10M tokens
+    time_amount: float | None = None  # that in units of work: time_s = time_amount / throughput
+    time_s: float | None = None  # median, then every repeat
+    times_s: tuple[float, ...] = ()
     gpu_busy: float | None = None  # median of the runs' means
     step_time_s: float | None = None  # median, of one optimizer step
     # Compared with the base: see scaling.py.
@@ -109,7 +108,7 @@ class Size:
 
 _OF_RUN = (
     *("run_id", "status", "devices", "train_samples", "throughput_unit", "throughput"),
-    *("time_per_epoch_s", "peak_memory_mib", "val_accuracy", "joules_per_work", "joules_of"),
+    *("peak_memory_mib", "val_accuracy", "joules_per_work", "joules_of"),
     *("step_time_s", "gpu_busy_mean"),
 )
 
@@ -152,12 +151,7 @@ def fewest_nodes(sizes: Sequence[Size], series: str) -> list[Size]:
 def _size(rows: list[Row]) -> Size:
     first, ok = rows[0], [row for row in rows if row["status"] == "ok"]
     of_ok = {name: [row[name] for row in ok if row[name] is not None] for name in _OF_RUN}
-    names = ("throughput", "time_per_epoch_s", "peak_memory_mib")
-    rates, times, peaks = (tuple(map(float, of_ok[name])) for name in names)
-    # The work of an epoch: as the run said it, else as its rate and its time say.
-    pairs = [(row["throughput"], row["time_per_epoch_s"]) for row in ok]
-    samples = of_ok["train_samples"]
-    work = samples or [rate * time for rate, time in pairs if rate is not None and time is not None]
+    rates, peaks = (tuple(map(float, of_ok[n])) for n in ("throughput", "peak_memory_mib"))
     scopes = {row["joules_of"] for row in ok}
     joules_of = scopes.pop() if len(scopes) == 1 else None
     return Size(
@@ -167,15 +161,11 @@ def _size(rows: list[Row]) -> Size:
         runs_ok=len(ok),
         ok_runs=tuple(of_ok["run_id"]),
         not_ok=tuple(row["status"] for row in rows if row["status"] != "ok"),
-        train_samples=int(samples[0]) if samples else None,
+        train_samples=next(iter(of_ok["train_samples"]), None),
         throughput_unit=next(iter(of_ok["throughput_unit"]), ""),
         throughput=_median(rates),
         rates=rates,
         rated_runs=tuple(row["run_id"] for row in ok if row["throughput"] is not None),
-        time_of=EPOCH,
-        time_amount=_median(work),
-        time_s=_median(times),
-        times_s=times,
         peak_memory_mib=_median(peaks),
         peaks_memory_mib=peaks,
         val_accuracy=_median(of_ok["val_accuracy"]),
@@ -196,33 +186,21 @@ def _with_times(measured: list[Size]) -> list[Size]:
     units = set(of_series.values())
     own = any(s.strategy in STRATEGIES and s.global_batch_size for s in measured)
     other = units.pop() if len(units) == 1 else IMAGES if own or units else RUNS
-    timed = defaultdict[str, list[Size]](list)
+    by_unit = defaultdict[str, list[Size]](list)
     for size in measured:
-        unit = size.throughput_unit or of_series.get(size.series, other)
-        timed[unit].append(replace(size, throughput_unit=unit))
-    for unit, alike in timed.items():
-        rates = [rate for size in alike for rate in size.rates]
-        if _share_an_epoch(alike) or (unit == IMAGES and not rates):
-            continue
-        amount, name = _work(unit, max(rates, default=1))
-        for i, size in enumerate(alike):
-            times = tuple(amount / rate for rate in size.rates if rate > 0)
-            alike[i] = replace(
-                size, time_of=name, time_amount=amount, times_s=times, time_s=_median(times)
-            )
-    return [size for alike in timed.values() for size in alike]
-
-
-def _share_an_epoch(alike: list[Size]) -> bool:
-    """Whether the time of an epoch compares sizes of one unit: it is of the same work in all.
-
-    jobkit's own training says the samples of an epoch. Data that grow with the ranks make a longer
-    epoch, whose time says nothing of the scaling.
-    """
-    if any(s.train_samples for s in alike):
-        return any(s.times_s for s in alike)
-    amounts = [s.time_amount or 0.0 for s in alike if s.rates]
-    return 0 < max(amounts, default=0) <= _SAME_EPOCH * min(amounts, default=0)
+        by_unit[size.throughput_unit or of_series.get(size.series, other)].append(size)
+    found = []
+    for unit, alike in by_unit.items():
+        fastest = max((rate for size in alike for rate in size.rates), default=None)
+        # Only jobkit's own training says the samples of an epoch.
+        epochs = unit == IMAGES and (fastest is None or any(size.train_samples for size in alike))
+        work, name = (None, EPOCH) if epochs else _work(unit, fastest or 1.0)
+        for size in alike:
+            amount = size.train_samples if epochs else work
+            times = tuple(amount / rate for rate in size.rates if amount and rate > 0)
+            time: Any = {"time_of": name, "times_s": times, "time_s": _median(times)}
+            found.append(replace(size, throughput_unit=unit, time_amount=amount, **time))
+    return found
 
 
 def _work(unit: str, fastest: float) -> tuple[float, str]:
@@ -233,7 +211,7 @@ def _work(unit: str, fastest: float) -> tuple[float, str]:
     name, _, per = unit.partition("/")
     if per == "h":  # the wall time of the run is all that is known
         return 3600.0, _OF_RUNS.get(name, name)
-    amount = 10.0 ** math.ceil(math.log10(fastest)) if fastest > 0 else 1.0
+    amount = 10.0 ** math.ceil(math.log10(fastest))
     text = f"{amount:,.0f}" if amount >= 1 else f"{amount:g}"
     for least, mark in ((1e6, "M"), (1e9, "G")):
         text = f"{amount / least:,.0f}{mark}" if amount >= least else text

@@ -79,8 +79,7 @@ fp32 TEXT arithmetic of fp32 on a GPU: ieee or tf32; auto: the run has not begun
 repeat COUNT index of the repeat, from 0
 epochs_planned COUNT planned epochs
 epochs_done COUNT recorded epochs
-time_per_epoch_s NUMBER training time of one whole epoch: train_samples / throughput; of a program
-    that says where its epochs end: an epoch's steps x step_time_s
+time_per_epoch_s NUMBER training time of one whole epoch: train_samples / throughput
 data_wait_share NUMBER share of the steps' time spent waiting for batches
 startup_s NUMBER =startup.total_s
 total_time_s NUMBER from the start of the process to its end, newest attempt
