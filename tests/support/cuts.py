@@ -44,11 +44,10 @@ if "JOBKIT_SEEN" in os.environ:
 
 def plain():
     '''What every number of ranks computes alike.'''
-    width = int(os.environ.get("OWN_WIDTH", 12))
     return nn.Sequential(
         nn.Conv2d(3, 6, 3, stride=2, padding=1), nn.Tanh(),
         nn.Conv2d(6, 6, 3, stride=4, padding=1), nn.Tanh(), nn.Flatten(),
-        nn.Linear(96, width), nn.Tanh(), nn.Linear(width, 10),
+        nn.Linear(96, 12), nn.Tanh(), nn.Linear(12, 10),
     )
 """
 
