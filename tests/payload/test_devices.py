@@ -134,28 +134,18 @@ def test_a_run_on_the_cpu_hides_the_gpus_before_torch_is_imported(
     assert done.stdout == f"{seen}\n"
 
 
-def on_two_gpus(monkeypatch: pytest.MonkeyPatch, precision: str) -> DP:
-    """dp as on two GPUs, computing on the CPU: nn.DataParallel passes the model through."""
-    monkeypatch.setattr(nn, "DataParallel", lambda model: nn.Sequential(OrderedDict(module=model)))
-    made = DP(RunSpec(strategy="dp", precision=precision), RankEnv(), CPU)
-    made.devices = 2
-    return made
-
-
-def test_each_thread_of_dp_computes_in_the_precision_of_the_run(
+def test_each_thread_of_dp_has_the_precision_of_the_run_and_the_names_of_the_bare_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """torch's parallel_apply opens autocast without a type, which is bf16 on a CPU."""
-    model = on_two_gpus(monkeypatch, "fp16").wrap(nn.Linear(4, 2))
-    with torch.amp.autocast("cpu", enabled=True):
-        assert model(torch.ones(1, 4)).dtype == torch.float16
-
-
-def test_names_under_dp_are_those_of_the_bare_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    dp, model = on_two_gpus(monkeypatch, "fp32"), nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2))
-    dp.model = dp.wrap(model)
+    monkeypatch.setattr(nn, "DataParallel", lambda model: nn.Sequential(OrderedDict(module=model)))
+    dp = DP(RunSpec(strategy="dp", precision="fp16"), RankEnv(), CPU)
+    dp.devices, model = 2, nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))
+    dp.model = dp.wrap(model)  # computes on the CPU: nn.DataParallel passes the model through
     assert list(dp.named_parameters()) == [name for name, _ in model.named_parameters()]
     assert list(dp.named_buffers()) == [name for name, _ in model.named_buffers()]
+    with torch.amp.autocast("cpu", enabled=True):
+        assert dp.model(torch.ones(3, 4)).dtype == torch.float16
 
 
 def test_dp_drives_all_gpus_that_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
