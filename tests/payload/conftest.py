@@ -18,6 +18,8 @@ from support.cuts import write_models
 from support.forks import Forks, places
 from support.rigs import ROOT, RUN_SH, Result, Start, environment, write_images
 
+MAIN = ROOT / "src" / "jobkit" / "payload" / "main.py"
+
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -103,7 +105,7 @@ def forge(_forks: Forks, data_dir: Path, tmp_path_factory: pytest.TempPathFactor
             pytest.skip(f"needs {world} GPUs")
         folder = run_dir or tmp_path_factory.mktemp("forge") / "run"
         files = tmp_path_factory.mktemp("out")
-        argv = ["-m", "jobkit.payload.main", "--data-dir", str(data_dir), *on_device, *words]
+        argv = [str(MAIN), "--data-dir", str(data_dir), *on_device, *words]
         ranks = [({**env, **place}, *[files / place["RANK"]] * 2) for place in places(world)]
         codes = _forks.fork([*argv, "--run-dir", str(folder)], cwd, ranks, timeout_s)
         out = "".join(file.read_text() for *_, file in ranks)

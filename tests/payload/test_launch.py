@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import uuid
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ import pytest
 from jobkit.metric.kinds import COMMON, KINDS
 from jobkit.metric.reader import scan
 from support.place import ROOT, until
-from support.rigs import SMALL, Result, Start, alive_with, environment, none_left
+from support.rigs import SMALL, Result, Start, environment, processes_with
 
 TINY = [*SMALL, "--epochs", "2", "--global-batch-size", "128"]
 
@@ -134,11 +133,10 @@ LONG = pytest.mark.long
     "how", ["raise", pytest.param("kill", marks=LONG), pytest.param("exit", marks=LONG)]
 )
 def test_a_rank_that_fails_ends_the_run(launch: Start, own_model: Path, how: str) -> None:
-    mark = uuid.uuid4().hex
     words = ["--nproc-per-node", "2", *TINY, "--model", "mine:Mine", "--threads", "3"]
-    done = launch(*words, cwd=own_model, END=how, JOBKIT_TEST_MARK=mark, OMP_NUM_THREADS="61")
+    done = launch(*words, cwd=own_model, END=how, OMP_NUM_THREADS="61")
     assert done.codes[0] not in (0, None), done.out
-    assert none_left(mark), alive_with(mark)
+    until(lambda: not processes_with(done.paths.folder), "the end of its processes")
     assert not [r for r in done.records("run_end") if r["status"] == "ok"]
     assert set(re.findall("OpenMP has .*", done.out)) == {"OpenMP has 3 threads"}  # by --threads
     if how == "raise":

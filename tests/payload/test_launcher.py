@@ -1,6 +1,5 @@
 """run_benchmarks.py on this machine: real runs, real signals, nothing left behind."""
 
-import contextlib
 import json
 import os
 import pty
@@ -15,6 +14,7 @@ import pytest
 from jobkit.launch.states import States
 from jobkit.spec.study import Plan
 from support.place import ROOT, until
+from support.rigs import processes_with
 
 DOOR = [sys.executable, str(ROOT / "run_benchmarks.py")]
 # A rank without torch that has epochs: for what happens to processes, whatever they compute.
@@ -42,15 +42,6 @@ def run(*words: str) -> "subprocess.CompletedProcess[str]":
 
 def statuses(folder: Path) -> list[str]:
     return [state.status for state in States(Plan.read(folder / "plan.json")).look().values()]
-
-
-def of_study(folder: Path) -> list[int]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if str(folder) in path.read_bytes().decode(errors="replace"):
-                found.append(int(path.parent.name))
-    return found
 
 
 def wait_for_epoch(folder: Path) -> None:
@@ -105,7 +96,7 @@ def test_stopped_leaves_no_orphan_and_can_go_on(logs: Path, how: str, code: int)
         os.execv(DOOR[0], [*DOOR, "--name", how, *stand_in(folder)])
     drained = subprocess.Popen(["cat"], stdin=terminal, stdout=subprocess.PIPE)
     wait_for_epoch(folder)
-    assert len(of_study(folder)) > 2  # run.sh, what starts the ranks, and the ranks
+    assert len(processes_with(folder)) > 2  # run.sh, what starts the ranks, and the ranks
     if code == 130:
         os.write(terminal, b"\x03")
     else:
@@ -114,7 +105,7 @@ def test_stopped_leaves_no_orphan_and_can_go_on(logs: Path, how: str, code: int)
     os.close(terminal)
     said, _ = drained.communicate()
     assert os.waitstatus_to_exitcode(status) == code, said[-2000:]
-    assert of_study(folder) == [] and statuses(folder) == ["cancelled"]
+    assert processes_with(folder) == [] and statuses(folder) == ["cancelled"]
     assert b"to continue, run the same command again" in said
 
 
@@ -123,7 +114,7 @@ def test_the_death_of_the_one_who_watches_ends_the_runs(logs: Path) -> None:
     with subprocess.Popen([*DOOR, "--name", "killed", *stand_in(folder)], stdout=-1) as watcher:
         wait_for_epoch(folder)
         watcher.kill()
-    until(lambda: not of_study(folder), "the end of its processes")
+    until(lambda: not processes_with(folder), "the end of its processes")
 
 
 def test_in_the_background_once_and_cancelled_from_elsewhere(logs: Path) -> None:
@@ -140,4 +131,4 @@ def test_in_the_background_once_and_cancelled_from_elsewhere(logs: Path) -> None
     assert "is being run by process" in refused.stderr and refused.stderr.count("\n") == 1
     done = run(*command, "cancel", "back")
     assert done.returncode == 0 and "its runs were ended" in done.stdout
-    assert of_study(folder) == [] and statuses(folder) == ["cancelled"]
+    assert processes_with(folder) == [] and statuses(folder) == ["cancelled"]

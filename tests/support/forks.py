@@ -48,7 +48,7 @@ class Forks:
         ranks: Sequence[tuple[Mapping[str, str], Path, Path]],
         timeout_s: float = 1200.0,
     ) -> list[Any]:
-        """Run a script, or -m and a module, in a folder; ranks: variables and files of output."""
+        """Run a script in a folder; ranks: variables and files of output."""
         request = {"argv": argv, "folder": folder, "ranks": ranks, "timeout_s": timeout_s}
         assert self.process.stdin and self.process.stdout
         self.process.stdin.write(json.dumps(request, default=str) + "\n")
@@ -71,12 +71,8 @@ def become(argv: list[str], folder: str, env: dict[str, str], outputs: list[str]
         auto.hook.environment.update(env)
     os.chdir(folder)
     sys.path[0] = folder
-    if argv[0] == "-m":
-        sys.argv = argv[1:]
-        runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = argv
-        runpy.run_path(argv[0], run_name="__main__")
+    sys.argv = argv
+    runpy.run_path(argv[0], run_name="__main__")
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -85,19 +81,15 @@ def become(argv: list[str], folder: str, env: dict[str, str], outputs: list[str]
 
 def wait(pids: list[int], timeout_s: float) -> list[int | None]:
     """The exit codes of children; the late ones are killed."""
-    codes: dict[int, int | None] = {}
-    end = time.monotonic() + timeout_s
-    while len(codes) < len(pids):
-        for pid in (p for p in pids if p not in codes):
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
-                codes[pid] = os.waitstatus_to_exitcode(status)
-            elif time.monotonic() > end:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                codes[pid] = None
-        time.sleep(0.01)
-    return [codes[pid] for pid in pids]
+    codes, end = list[int | None](), time.monotonic() + timeout_s
+    for pid in pids:
+        while not (ended := os.waitpid(pid, os.WNOHANG))[0] and time.monotonic() < end:
+            time.sleep(0.01)
+        codes.append(os.waitstatus_to_exitcode(ended[1]) if ended[0] else None)
+        if not ended[0]:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    return codes
 
 
 def serve() -> None:
