@@ -194,10 +194,12 @@ def _draw(results: "Results", args: argparse.Namespace) -> str:
     from jobkit.analysis.report.tables import forecast_rows, project_table
     from jobkit.analysis.tables.frames import save_table
     from jobkit.analysis.tables.text import counted
+    from jobkit.metric.comm import fit_lines, read_csv
 
     path, forecasts, reasons = results.output.forecast, list[forecast.Forecast](), list[str]()
     if args.forecast:
-        links = forecast.read_links(args.comm) if args.comm else None
+        lines = [line for path in args.comm for line in fit_lines(read_csv(path))]
+        links = forecast.links_of(lines) if args.comm else None
         per_node = args.gpus_per_node
         forecasts, reasons = forecast.forecasts(results, args.forecast, per_node, links)
         if not forecasts:

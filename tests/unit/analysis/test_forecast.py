@@ -1,6 +1,7 @@
 """Forecasts: intervals that hold, nothing impossible; measured links and what a step sends."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,13 @@ import pytest
 
 from jobkit.analysis import cli
 from jobkit.analysis.collect.results import collect
-from jobkit.analysis.findings.forecast import (
-    forecast_table,
-    forecasts,
-    links_of,
-    messages,
-)
+from jobkit.analysis.findings.forecast import forecast_table, forecasts, links_of
 from jobkit.analysis.scaling.predict import MAX_FACTOR, Prediction
 from jobkit.errors import UsageError
 from jobkit.metric import comm
 from jobkit.spec.runspec import RunSpec
-from jobkit.spec.traffic import Link, Links, Message, Scope, message_s, seconds
+from jobkit.spec.strategies import FACTS
+from jobkit.spec.traffic import Link, Links, Message, ModelSize, Scope, message_s, seconds
 from support import fake_study
 from support.fake_study import logs, whole_study
 from support.measured_study import results_of
@@ -177,7 +174,6 @@ def test_links_are_those_that_the_benchmark_went_over() -> None:
     pairs = [line("sendrecv", "intra_node", 2, 1, FAST), line("sendrecv", "inter_node", 2, 2, SLOW)]
     other = Link(3e-6, 3e-9)
     cases = {
-        (): (None, None),
         (*pairs,): (FAST, SLOW),
         (*pairs, line("all_reduce", "all", 4, 1, other)): (other, SLOW),
         (*pairs, line("all_reduce", "all", 4, 4, other)): (FAST, other),
@@ -189,9 +185,8 @@ def test_links_are_those_that_the_benchmark_went_over() -> None:
             assert (link and vars(link)) == (one and pytest.approx(vars(one))), lines
 
 
-MIB = 2**20
 FOUR = Scope(4)
-FSDP = {"strategy": "fsdp", "parameters": 1000}
+FSDP = {"strategy": "fsdp", "shard_groups": (2000,), "kept_groups": (2000,)}
 
 
 def sent(*words: str) -> list[Message]:
@@ -201,34 +196,28 @@ def sent(*words: str) -> list[Message]:
 
 
 MESSAGES = [
-    ({"parameters": 10 * MIB}, sent(f"all_reduce {20 * MIB} x2")),
-    ({"parameters": 10 * MIB, "ddp_comm_hook": "bf16"}, sent(f"all_reduce {10 * MIB} x2")),
-    (FSDP, sent("all_gather 4000 x2", "reduce_scatter 4000")),
-    (FSDP | {"shard_groups": 1}, sent("all_gather 4000", "reduce_scatter 4000")),
-    (FSDP | {"shard_groups": 2.0},
-     sent("all_gather 2000 x2", "reduce_scatter 2000", "all_gather 2000", "reduce_scatter 2000")),
+    ({}, sent(f"all_reduce {20 << 20} x2")),
+    ({"ddp_comm_hook": "bf16"}, sent(f"all_reduce {10 << 20} x2")),
+    ({"ddp_comm_hook": "powersgd"}, None),
+    ({"strategy": "fsdp"}, sent(f"all_gather {40 << 20} x2", f"reduce_scatter {40 << 20}")),
     (FSDP | {"precision": "bf16", "accumulate": 3},
-     sent("all_gather 2000 x6", "reduce_scatter 4000")),
-    (FSDP | {"precision": "fp16", "fsdp_reduce_fp32": False, "fsdp_reshard_after_forward": False},
-     sent("all_gather 2000", "reduce_scatter 2000")),
-    (FSDP | {"nodes": 2, "fsdp_hybrid_replicas": 2},
-     [*sent("all_gather 4000 x2", "reduce_scatter 4000"),
-      Message("all_reduce", 1000, Scope(2, 2, 4))]),
-    ({"strategy": "single", "parameters": 8, "ranks_per_node": 1}, []),
-    ({"strategy": "pp", "parameters": 8}, None),
-    ({"ddp_comm_hook": "powersgd", "parameters": 8}, None),
+     sent("all_gather 1000 x6", "reduce_scatter 2000", "all_gather 1000 x3",
+          "reduce_scatter 2000")),
+    (FSDP | {"precision": "fp16", "fsdp_reduce_fp32": False, "fsdp_reshard_after_forward": False,
+             "shard_groups": ()}, sent("all_gather 1000", "reduce_scatter 1000")),
+    (FSDP | {"nodes": 2, "fsdp_hybrid_replicas": 2, "shard_groups": ()},
+     [*sent("all_gather 2000", "reduce_scatter 2000"),
+      Message("all_reduce", 500, Scope(2, 2, 4))]),
+    ({"strategy": "pp"}, None),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("run", "expected"), MESSAGES)
 def test_what_a_step_sends(run: dict[str, Any], expected: list[Message] | None) -> None:
-    recorded = {k: run[k] for k in ("parameters", "shard_groups") if k in run}
-    spec = RunSpec(**{"ranks_per_node": 4} | {k: v for k, v in run.items() if k not in recorded})
-    if expected is None:
-        with pytest.raises(UsageError, match="what it sends is known of ddp"):
-            messages(spec.to_dict() | recorded)
-    else:
-        assert messages(spec.to_dict() | recorded) == expected
+    groups = {k: run[k] for k in ("shard_groups", "kept_groups") if k in run}
+    spec = RunSpec(**{"ranks_per_node": 4} | {k: v for k, v in run.items() if k not in groups})
+    size = ModelSize(parameters=40 << 20, **groups)
+    assert FACTS[spec.strategy].messages(spec.to_dict(), size) == expected
 
 
 # --- studies ---------------------------------------------------------------------------------
@@ -259,7 +248,7 @@ def test_measured_links_say_what_a_second_node_costs(modelled_study: None) -> No
     value, low, high = known.prediction.rate(16)
     assert low <= truth <= high and high / low < 1.6
     assert abs(blind.prediction.rate(16)[0] / truth - 1) > abs(value / truth - 1)
-    assert (known.law, reasons) == ("measured links", [])
+    assert reasons == []
     said = "on 16 ranks ddp is slower than on 8, which was measured: do not request more"
     assert known.notes == (said,)
     assert "costs is a guess" in blind.notes[0]
@@ -267,15 +256,19 @@ def test_measured_links_say_what_a_second_node_costs(modelled_study: None) -> No
     assert (line["nodes"], line["law"]) == (2, "measured links")
     assert line["node_hours"] == pytest.approx(2 * line["time_s"] / 3600)
     (unknown,), (why,) = forecasts(results, (16,), per_node=8, links=Links(FAST, None))
-    assert unknown.law == "average" and "the link between nodes is not known" in why
+    assert not unknown.prediction.sent and "the link between nodes is not known" in why
 
 
 def test_a_measured_size_sends_between_the_nodes_that_it_was_on(monkeypatch) -> None:
+    """And FSDP sends its shard groups as they were recorded: of two the last stays gathered."""
     monkeypatch.setattr(fake_study, "rate", modelled)
-    whole_study("s", strategies=("ddp",), gpus=("1x1", "2x1", "4x1"), repeats=3)
-    (found,), _ = forecasts(collect("s", write=False), (8,), per_node=4, links=LINKS)
+    whole_study("s", strategies=("fsdp",), gpus=("1x1", "2x1", "4x1"), repeats=3)
+    results = collect("s", write=False)
+    runs = results.runs.assign(parameters=1000, shard_groups=2)
+    (found,), _ = forecasts(replace(results, runs=runs), (8,), per_node=4, links=LINKS)
     assert found.prediction.sent and found.prediction.nodes[4] == 4
-    slow = seconds([Message("all_reduce", 620362 * 4, Scope(4, 4))], LINKS)
+    words = ("all_gather", 2), ("reduce_scatter", 1), ("all_gather", 1), ("reduce_scatter", 1)
+    slow = seconds([Message(word, 2000, Scope(4, 4), n) for word, n in words], LINKS)
     assert found.prediction.sent(4) * BATCH / modelled(RunSpec()) == pytest.approx(slow, rel=0.02)
 
 
@@ -311,7 +304,7 @@ def test_the_command_takes_measured_links_and_the_work_of_a_project(
     for wrong, text in (
         (["--comm", "absent.csv", "--forecast", "16"], "cannot read absent.csv"),
         (["--forecast", "3"], "measured up to 8"),
-        (["--forecast", "9", "--gpus-per-node", "2"], "ddp was measured with 4 ranks on 1 node"),
+        (["--forecast", "9", "--gpus-per-node", "2"], "ddp: measured with 4 ranks on 1 node"),
         (["--gpus-per-node", "4"], "no effect without --forecast"),
         (["--work", "some tokens"], "an amount and its unit, as"),
         (["--work", "9 tokens", "--forecast", "16"], "measured images, as '1000 images'"),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.collect.rows import WALL_TIME
 from jobkit.analysis.findings.conditions import caveats
-from jobkit.analysis.findings.forecast import SOURCES, Forecast, forecast_table
+from jobkit.analysis.findings.forecast import Forecast, forecast_table
 from jobkit.analysis.findings.verdict import percent, request_of, share_of
 from jobkit.analysis.scaling import MIN_EFFICIENCY
 from jobkit.analysis.scaling.scaling import OWN_BASE, SERIAL_BASE
@@ -214,7 +214,7 @@ def forecast_rows(
     results: Results, forecasts: Sequence[Forecast], reasons: Sequence[str], unit: str
 ) -> TextTable:
     """The forecasts with their nodes and node-hours; what a reader must know is in the notes."""
-    per = time_per(results.sizes)
+    per, table = time_per(results.sizes), forecast_table(results, forecasts)
 
     def cell(row: Row, name: str, form: str, end: str = "") -> str:
         ends = row[f"{name}_low{end}"], row[f"{name}_high{end}"]
@@ -231,13 +231,13 @@ def forecast_rows(
             cell(row, "efficiency", "{:.0%}"),
             cell(row, "node_hours", "{:.3g}"),
         ]
-        for row in records(forecast_table(results, forecasts))
+        for row in records(table)
     ]
     notes = [sentence(note) for f in forecasts for note in f.notes]
     notes += [
-        f"Not measured: {SOURCES[law]}, by how well they predict the measured sizes, with the "
-        "95 % prediction interval of one more run."
-        for law in dict.fromkeys(f.law for f in forecasts)
+        f"Not measured: average of laws{' with the measured links' * (law != 'average')}, by how "
+        "well they predict the measured sizes, with the 95 % prediction interval of one more run."
+        for law in table["law"].unique()
     ]
     notes += [f"No forecast: {why}." for why in reasons]
     return TextTable(heads, rows, 1, notes)

@@ -12,15 +12,14 @@ per rank X(N) / N falls from its value at N0 by
 a: serial fraction (Amdahl), b: coherency (Gunther), c: what each doubling loses, r: losses that
 set in at once; q: a ring all-reduce over the ranks (2 (N - 1) / N of the gradients pass each link:
 Patarasuk and Yuan, JPDC 69, 2009), e: what it costs between nodes, o: the part of the compute that
-hides it; all in units of the compute of a step at N0. In strong scaling that part shrinks, and
-communication surfaces that no measured size shows, and where nobody says how many ranks a node has,
-every number of them is possible. Where the links were measured and the messages of a step are
-known, their time takes the place of q and e, times a factor near 1. A random walk over log2 N, tau
-per doubling, stands for deviations from every law, sigma for the noise of a run.
+hides it, which shrinks in strong scaling, so that communication surfaces that no measured size
+shows; all in units of the compute of a step at N0. Where links were measured and the messages of a
+step are known, their time takes the place of q and e, times a factor near 1. A random walk over
+log2 N, tau per doubling, stands for deviations from every law, sigma for the noise of a run.
 
 A prediction is an average over the family, with the weight that the measured runs give each of its
-points. Priors are wide: those of strong scaling are of communication of 0.2 to 16 % of a step on
-one rank (95 %); those of weak scaling were chosen by tests/bench/published.csv.
+points. Priors are wide: in strong scaling communication takes 0.2 to 16 % of a step on one rank
+(95 %); those of weak scaling were chosen by tests/bench/published.csv.
 """
 
 import math
@@ -47,14 +46,12 @@ GAIN, GAIN_END, HIDDEN, RING, NODES, SIGMA, TAU, PER_NODE = range(4, 12)  # afte
 BOUNDED = 7
 LOW = np.array([*np.log([1e-5, 1e-8, 1e-4, 1e-4, 1e-5]), 0, 0])
 HIGH = np.array([*np.log([0.3, 0.01, 0.15, 0.4, 0.1]), 1, 1])
-# Median and spread (of the logarithm) of q, of e (strong: of e / q), sigma, tau, and the ranks of a
-# node, which counts where nobody says it. With known links q is what communication takes in a step
-# over what it took alone.
+# Median and spread (of the logarithm) of q (with known links: of what communication takes in a step
+# over what it took alone), e (strong: e / q), sigma, tau, and the ranks of a node if not known.
 STRONG = np.log([0.018, 2.0, 0.025, 0.008, 8]), np.array([1.1, 0.9, 0.6, 0.9, 0.8])
 WEAK = np.log([0.03, 0.16, 0.025, 0.008, 8]), np.array([1.3, 1.0, 0.6, 0.9, 0.8])
 KNOWN = np.log([1.0, 2.0, 0.025, 0.008, 8]), np.array([0.3, 0.9, 0.6, 0.9, 0.8])
-# Of the share HIDDEN so much says that nothing is hidden; the rest is spread up to MAX_HIDDEN of a
-# step (the backward pass is two thirds of it).
+# So much of the share HIDDEN says that nothing is hidden; the rest is up to MAX_HIDDEN of a step.
 NOTHING_HIDDEN, MAX_HIDDEN = 0.35, 0.8
 # A second node costs more where communication within one does: e grows as this power of the loss
 # over a full node (published tables, weak scaling), relative to a loss of 5 %.
@@ -67,11 +64,10 @@ BY_CHANCE = 3.0  # standard errors by which one size's rate per rank may be abov
 class Prediction:
     """Draws of what the runs of one curve, the size and the rate of each, say of other sizes.
 
-    scaling: strong or weak. per_node: ranks of a full node; None: not known, and every size is on
-    one node. sent: the time of the messages of a step at a size, over the time of a step at the
-    smallest one, where links were measured. nodes: of each measured size; default: as few as
-    possible. Raises UsageError for fewer than three different sizes and for a rate that is no
-    number above 0.
+    per_node: ranks of a full node; None: not known, and every size is on one node. sent: the time
+    of a step's messages at a size over that of a step at the smallest one, where links were
+    measured. nodes: of each measured size; default: as few as possible. Raises UsageError for
+    fewer than three different sizes and for a rate that is no number above 0.
     """
 
     def __init__(
@@ -86,10 +82,8 @@ class Prediction:
         self.sizes, self.strong = sorted(set(sizes)), scaling != "weak"
         self.per_node, self.sent, self.nodes = per_node, sent, nodes or {}
         if len(self.sizes) < MIN_SIZES:
-            measured = ", ".join(map(str, self.sizes))
-            raise UsageError(
-                f"{MIN_SIZES} different sizes are needed for a fit (measured: {measured})"
-            )
+            measured = f"(measured: {', '.join(map(str, self.sizes))})"
+            raise UsageError(f"{MIN_SIZES} different sizes are needed for a fit {measured}")
         if not all(0 < rate < math.inf for rate in rates):
             raise UsageError("a rate that is no number above 0 has no forecast")
         per_rank = np.log(rates) - np.log(sizes)
