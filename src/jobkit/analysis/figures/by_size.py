@@ -1,11 +1,10 @@
 """The figures of a value over sizes: a table of what each shows, and one function that draws it.
 
-A panel has one unit and one kind of scaling. Medians are lines; a bar is the interval between runs
-or, of a value without one, the range of the repeats. At the end, all series at one size as bars.
+They are of the kind of scaling and the unit that were measured first. Medians are lines; a bar is
+the interval between runs or, of a value without one, the range of the repeats. At the end, all
+series at one size as bars.
 """
 
-import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.figures import style
 from jobkit.analysis.findings.forecast import Forecast
+from jobkit.analysis.findings.verdict import first_kind
 from jobkit.analysis.findings.verdict import percent as say_percent
 from jobkit.analysis.scaling import MIN_EFFICIENCY
 from jobkit.analysis.scaling.sizes import Size, fewest_nodes, where
@@ -34,7 +34,7 @@ class Panel(NamedTuple):
 
     name: str  # of a field of Size, or of OF_RUNS
     label: str
-    scale: str = "zero"  # zero and share (linear, from 0), near (linear), log or ratio
+    scale: str = "zero"  # zero and share (linear, from 0), near (linear) or log
     ideal: Callable[[NDArray[Any]], NDArray[Any]] | None = None  # of size / smallest size
 
 
@@ -46,7 +46,7 @@ BY_SIZE = {
         Panel("throughput", "throughput ({rate})", "log", np.positive),
         Panel("throughput_per_rank", "throughput per {rank} ({rate})", "zero", np.ones_like),
     ],
-    "speed_up": [Panel("speed_up", "speed-up\nrelative to {base}", "ratio", np.positive)],
+    "speed_up": [Panel("speed_up", "speed-up\nrelative to {base}", "log", np.positive)],
     "efficiency": [Panel("efficiency", _EFFICIENCY, "share", np.ones_like)],
     "time_to_accuracy": [
         Panel("time_to_accuracy_s", "time to {target} accuracy (s)", "log", np.reciprocal)
@@ -64,34 +64,26 @@ def size_figure(results: Results, name: str, forecasts: Sequence[Forecast] = ())
 
     forecasts: drawn in the speed-up, beyond what was measured.
     """
-    # No panel has two units, or strong and weak scaling.
-    kinds: dict[tuple[str, str], list[Size]] = {}
-    for size in results.sizes:
-        if size.world_size:
-            kinds.setdefault((size.scaling or "", size.throughput_unit), []).append(size)
-    known: list[tuple[Panel, tuple[str, str], dict[Size, Values]]] = []
-    for kind in sorted(kinds, key=lambda kind: (kind[0] or "z", kind[1])):  # strong, then weak
-        for panel in BY_SIZE[name]:
-            values = {s: v for s in kinds[kind] if (v := _values(results, s, panel.name))}
-            if len({s.world_size for s in values}) > 1:
-                known.append((panel, kind, values))
+    sizes = [s for s in first_kind(results.sizes) if s.world_size]
+    of_panels = [
+        (panel, {s: v for s in sizes if (v := _values(results, s, panel.name))})
+        for panel in BY_SIZE[name]
+    ]
+    known = [(p, values) for p, values in of_panels if len({s.world_size for s in values}) > 1]
     if not known:
         return None
-    shown = list(dict.fromkeys(kind for _, kind, _ in known))
-    words = _words(results, [s for kind in shown for s in kinds[kind]])
-    texts = [panel.label.format(**words, rate=unit).split("\n") for panel, (_, unit), _ in known]
+    words = _words(results, sizes)
+    texts = [panel.label.format(**words).split("\n") for panel, _ in known]
     labels = [text[0] for text in texts]
-    titles = dict.fromkeys(label.split(" (")[0] for label in labels)
-    rows = len(shown) if len(known) == 2 * len(shown) else 1  # a row for each kind
-    title = f"{results.name}: {' and '.join(titles)}"
+    title = " and ".join(dict.fromkeys(label.split(" (")[0] for label in labels))
+    if len({s.scaling for s in results.sizes}) > 1:
+        title += f", {sizes[0].scaling or 'unstated'} scaling"
     subtitle = "\n".join([style.subtitle(results), *texts[0][1:]])
-    figure, axes = style.new_figure(len(known) // rows, title, subtitle, rows)
+    figure, axes = style.new_figure(len(known), f"{results.name}: {title}", subtitle)
     look = style.looks(s.series for s in results.sizes if s.world_size)
-    several = len({scaling for scaling, _ in shown}) > 1
-    for panel_axes, label, (panel, kind, values) in zip(axes, labels, known, strict=True):
-        beyond = [f for f in forecasts if f.base in kinds[kind]]
-        beyond = beyond if name == "speed_up" else []
-        places = [s.devices or 0 for s in kinds[kind]] + [n for f in beyond for n in f.sizes]
+    beyond = [f for f in forecasts if f.base in sizes] if name == "speed_up" else []
+    places = [s.devices or 0 for s in sizes] + [n for f in beyond for n in f.sizes]
+    for panel_axes, label, (panel, values) in zip(axes, labels, known, strict=True):
         for series in dict.fromkeys(s.series for s in values):
             line = fewest_nodes(list(values), series)
             _draw_line(panel_axes, {s: values[s] for s in line}, look[series], panel.name)
@@ -104,12 +96,15 @@ def size_figure(results: Results, name: str, forecasts: Sequence[Forecast] = ())
                 ratio = np.geomspace(1, max(places) / smallest, 65)
                 own: Any = {"color": style.GREY, "label": style.IDEAL, "zorder": 1.5}
                 panel_axes.plot(smallest * ratio, start * panel.ideal(ratio), lw=0.9, **own)
-        mark_not_ok(panel_axes, kinds[kind])
+        for n in {s.devices or 0 for s in sizes if s.not_ok}:
+            cross: Any = {"transform": panel_axes.get_xaxis_transform(), "zorder": 4}
+            panel_axes.plot(n, 0.04, **style.NOT_OK, **cross, label=style.FAILED)
+            panel_axes.margins(y=0.15)  # no cross hides a point
         _scale(panel_axes, panel)
         style.size_axis(panel_axes, places, style.unit(results))
         if beyond:
             _draw_forecasts(panel_axes, beyond, look)
-        panel_axes.set_ylabel(label + f", {kind[0] or 'unstated'} scaling" * several)
+        panel_axes.set_ylabel(label)
     style.legend(figure, axes)
     return figure
 
@@ -152,6 +147,7 @@ def _words(results: Results, sizes: Sequence[Size]) -> dict[str, str]:
         "kind": "allocated" if on_gpus else "resident",
         "of": of.pop() if len(of) == 1 else "amount of work",
         "base": base,
+        "rate": sizes[0].throughput_unit,
         "target": f"{sizes[0].target_accuracy or 0:.0%}",
     }
 
@@ -180,26 +176,18 @@ def ends_of(size: Size, name: str) -> tuple[float, float] | None:
 def _scale(axes: Axes, panel: Panel) -> None:
     """The vertical axis of a panel, with plain numbers."""
     axis = axes.yaxis
-    if panel.scale in ("log", "ratio"):  # ratios by factors of two, as the sizes are
-        axes.set_yscale("log", base=2 if panel.scale == "ratio" else 10)
-        axis.set_minor_locator(ticker.NullLocator())
-    low, high = axes.get_ylim()
-    if panel.scale == "ratio" and high / low < 4:
-        axis.set_major_locator(ticker.AutoLocator())
     if panel.scale == "log":
+        axes.set_yscale("log")
+        axis.set_minor_locator(ticker.NullLocator())
+        low, high = axes.get_ylim()
         if high / low < 2:  # noise does not fill the page
-            middle = math.sqrt(low * high)
-            low, high = axes.set_ylim(middle / math.sqrt(2), middle * math.sqrt(2))
-        # The more powers of ten, the fewer ticks of each.
-        steps: tuple[float, ...] = (1, 1.5, 2, 3, 4, 5, 6, 8) if high / low < 30 else (1, 2, 5)
-        steps = steps if high / low < 2000 else (1,)
-        every = ticker.LogLocator(subs=steps, numticks=30)
-        axis.set_major_locator(ticker.AutoLocator() if high / low < 4 else every)
+            axes.set_ylim(low / 1.3, high * 1.3)
+        steps = ticker.LogLocator(subs=(1, 2, 5))
+        axis.set_major_locator(ticker.AutoLocator() if high / low < 10 else steps)
     elif panel.scale == "near":
-        # The axis spans a tenth of its values at least, so that a small difference looks small.
-        margin = max(0.0, 0.1 * abs(high) - (high - low)) / 2
-        axes.set_ylim(max(0.0, low - margin), high + margin)
-    elif panel.scale != "ratio":
+        axes.margins(y=0.3)
+    else:
+        high = axes.get_ylim()[1]
         axes.set_ylim(0, max(1.1, high) if panel.scale == "share" else 1.1 * high)
     percent = ticker.PercentFormatter(1.0, decimals=0)
     axis.set_major_formatter(percent if panel.scale == "share" else style.PLAIN)
@@ -207,41 +195,22 @@ def _scale(axes: Axes, panel: Panel) -> None:
         style.share_axis(axes)
 
 
-def mark_not_ok(axes: Axes, sizes: Sequence[Size]) -> None:
-    """Mark the sizes with runs that are not ok: a cross at the lower edge and their statuses."""
-    marks: dict[int, Counter[str]] = {}
-    for size in sizes:
-        if size.not_ok:
-            marks.setdefault(size.devices or 0, Counter()).update(size.not_ok)
-    place, last = axes.get_xaxis_transform(), max(s.devices or 0 for s in sizes)
-    for n, counts in marks.items():
-        axes.plot(n, 0.04, **style.NOT_OK, transform=place, zorder=4, label=style.FAILED)
-        text = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
-        beside: Any = {"ha": "right", "xytext": (-8, -4)} if n == last else {"xytext": (8, -4)}
-        beside |= {"xycoords": place, "textcoords": "offset points", "fontsize": 8}
-        axes.annotate(text, (n, 0.04), color="#333333", **beside)
-    if marks:
-        axes.margins(y=0.15)  # no mark hides a point
-
-
 def comparison_figure(results: Results) -> Figure | None:
     """Rate, peak memory and efficiency of each series at the largest size that most have."""
-    groups: dict[tuple[Any, ...], list[Size]] = {}
-    for size in results.sizes:
+    groups: dict[tuple[int, int], list[Size]] = {}
+    for size in first_kind(results.sizes):
         if size.throughput is not None and size.devices:
-            place = size.scaling, size.throughput_unit, size.devices, size.nodes or 1
-            groups.setdefault(place, []).append(size)
-    groups = {place: own for place, own in groups.items() if len(own) > 1}
-    if not groups:
-        return None
+            groups.setdefault((size.devices, size.nodes or 1), []).append(size)
     # One process is compared where nothing else is: how series scale shows on several.
-    place = max(groups, key=lambda place: (place[2] > 1, len(groups[place]), place[2]))
-    rate = place[1]
-    names, note = style.fastest(results, (s.series for s in groups[place]), _MAX_BARS)
-    shown = [s for s in groups[place] if s.series in names]
+    several = [own for own in groups.values() if len(own) > 1]
+    group = max(several, key=lambda g: (g[0].devices != 1, len(g), g[0].devices), default=None)
+    if group is None:
+        return None
+    names, note = style.fastest(results, (s.series for s in group), _MAX_BARS)
+    shown = [s for s in group if s.series in names]
     memory = "per GPU, allocated" if style.unit(results) == "GPUs" else "per rank, resident"
     columns = {
-        f"throughput ({rate})": [s.throughput for s in shown],
+        f"throughput ({shown[0].throughput_unit})": [s.throughput for s in shown],
         f"peak memory (MiB)\n{memory}": [s.peak_memory_mib for s in shown],
         "parallel efficiency\nas in the table": [s.efficiency for s in shown],
     }

@@ -4,7 +4,6 @@ Axes, legends, the lines under a title, and the files.
 """
 
 import io
-import math
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
@@ -125,19 +124,15 @@ def short(series: str) -> str:
 
 
 def legend(figure: Figure, axes: Iterable[Axes]) -> None:
-    """One legend under the panels, each label once: the series, then what is of none.
-
-    It has as many columns as fit; the figure grows with its rows.
-    """
+    """One legend under the panels, each label once: the series, then what is of none."""
     known: dict[str, Artist] = {}
     for panel in axes:
         handles, texts = panel.get_legend_handles_labels()
         known |= dict(zip(texts, handles, strict=True))
     labels = sorted(known, key=lambda text: text in _MARKS)
-    columns = int(14 * figure.get_figwidth()) // (max(map(len, labels)) + 8)
-    columns = max(1, min(len(labels), columns))
-    rows = math.ceil(len(labels) / columns)
-    figure.set_figheight(figure.get_figheight() + 0.2 * max(0, rows - 2))
+    columns = max(1, int(14 * figure.get_figwidth()) // (max(map(len, labels)) + 8))
+    more = max(0, -(-len(labels) // columns) - 2)  # rows
+    figure.set_figheight(figure.get_figheight() + 0.2 * more)
     shown = [_MARKS.get(text, known[text]) for text in labels]
     figure.legend(shown, labels, loc="outside lower left", ncols=columns, fontsize=9)
 

@@ -29,11 +29,10 @@ from jobkit.analysis.scaling.scaling import (
     surely_faster,
 )
 from jobkit.analysis.scaling.sizes import Size, fewest_nodes, where
-from jobkit.analysis.tables.text import counted, rounded, say, say_accuracy, sentence, some
+from jobkit.analysis.tables.text import rounded, say, say_accuracy, sentence, some
 
 MAX_WORDS = 100
 _SHOWN = 3  # series
-_KINDS = 2  # of scaling and unit
 _AT = " at 95%"  # the confidence of an interval
 _SHORT_S = 0.001  # below it, what an epoch costs is no help
 _MEASURES: dict[str, tuple[str, Callable[[float], str]]] = {
@@ -43,71 +42,61 @@ _MEASURES: dict[str, tuple[str, Callable[[float], str]]] = {
 
 
 def verdict(results: Results, unit: str, least: float = MIN_EFFICIENCY) -> list[str]:
-    """The lines, the most important first. unit: GPUs, or ranks."""
-    measured = [s for s in results.sizes if s.throughput is not None]
+    """The lines, the most important first. unit: GPUs, or ranks.
+
+    Of several kinds of scaling or units they are of the one that was measured first.
+    """
+    measured = [s for s in first_kind(results.sizes) if s.throughput is not None]
+    total, ok = len(results.runs), int((results.runs["status"] == "ok").sum())
+    runs = f"{ok} of {total} runs ok" if ok < total else f"All {total} runs ok"
+    runs = runs if total > 1 or not ok else "The one run is ok"
+    failed = failure(results, results.sizes, unit)
     if not measured:
-        return ["Nothing was measured: no successful run has a rate.", _runs(results, unit)]
-    kinds = defaultdict[tuple[str, str], list[Size]](list)
-    for size in measured:
-        kinds[_kind(size)].append(size)
-    left = len(kinds) - _KINDS
-    for kind in [*kinds][_KINDS:]:
-        del kinds[kind]
-    titles = [f"{scaling or of}: " if len(kinds) > 1 else "" for scaling, of in kinds]
-    requests = [_request(results, sizes, unit, least) for sizes in kinds.values()]
-    fastest = [_fastest(results, sizes, unit, least) for sizes in kinds.values()]
-    parts = [f"{title}{text}" for title, text in zip(titles, fastest, strict=True) if text]
-    changed, steady = _learning(results, unit, requests[0][1])
-    first = [
-        f"{title}{''.join(f'{sentence(c.text)} ' for c in doubts if c.first)}{text}"
-        for title, (text, doubts) in zip(titles, requests, strict=True)
-    ]
-    more_kinds = [f"{counted(left, 'more kind')} of rates: see the table."] * (left > 0)
-    words = len(" ".join(first + more_kinds).split())
+        return ["Nothing was measured: no successful run has a rate.", f"{runs}; {failed}."]
+    request, doubts = _request(results, measured, unit, least)
+    if failed and failed not in [c.text for c in doubts]:
+        runs += f"; {failed}"
+    later = [c for c in doubts if not c.first]
+    grave = [c.text for c in later if c.grave or c is later[0]]
+    first = [*(sentence(c.text) for c in doubts if c.first), request]
+    rest = sorted({_kind(s) for s in results.sizes if s.throughput} - {_kind(measured[0])})
+    kinds = "; ".join(f"{scaling or 'unstated'} scaling in {rate}" for scaling, rate in rest)
+    kinds = f" The table has {kinds} too." * bool(rest)
+    left = MAX_WORDS - len(f"{' '.join(first)} {kinds} {runs}".split())
 
     def fitting(*texts: str) -> list[str]:
         """The texts for which words are left, in their order."""
-        nonlocal words
+        nonlocal left
         shown = []
         for text in texts:
-            if text and words + len(text.split()) <= MAX_WORDS:
-                words += len(text.split())
+            if text and left >= len(text.split()):
+                left -= len(text.split())
                 shown.append(text)
         return shown
 
     # What matters most has words first; the rest stands in a table or figure.
-    later = [[c for c in doubts if not c.first] for _, doubts in requests]
-    gravest = [fitting(*(c.text for c in own if c.grave or c is own[0])) for own in later]
-    runs = _runs(results, unit)
-    said = any(text in runs for texts in gravest for text in texts)
-    brief = f"{runs.partition(';')[0]}." if said else runs
-    last = fitting(brief)
+    after = fitting(*grave)
     text = _limits(results, measured, unit, least)
     limits = fitting(text) or fitting(re.split("; |, because ", text)[0] + "." * bool(text))
-    best = fitting(f"Fastest: {'. '.join(parts)}." if parts else "")
+    best = fitting(_fastest(results, measured, unit, least))
+    changed, steady = _learning(results, unit, doubts)
     learnt = fitting(changed)
-    words -= len(brief.split()) if last else 0
-    last = fitting(runs) or fitting(brief)
-    others = [fitting(*(c.text for c in own if not c.grave and c is not own[0])) for own in later]
+    after += fitting(*(c.text for c in later if c.text not in grave))
     learnt += fitting(steady, _memory(results, unit))
-    request = [
-        f"{'; '.join([text, *one, *more])}."
-        for text, one, more in zip(first, gravest, others, strict=True)
-    ]
-    return [
-        " ".join(request + more_kinds),
-        *best,
-        *limits,
-        *filter(None, [" ".join(learnt)]),
-        *last,
-    ]
+    lines = [f"{'; '.join([' '.join(first), *after])}.{kinds}", *best, *limits, " ".join(learnt)]
+    return [*filter(None, lines), f"{runs}."]
 
 
 def request_of(results: Results, least: float = MIN_EFFICIENCY) -> Size | None:
     """The size to request, of the kind of scaling that was measured first."""
-    measured = [s for s in results.sizes if s.throughput is not None]
-    sizes = [s for s in measured if _kind(s) == _kind(measured[0])]
+    sizes = [s for s in first_kind(results.sizes) if s.throughput is not None]
     return None if disturbed(results) else _size_to_request(sizes, least)
+
+
+def first_kind(sizes: Sequence[Size]) -> list[Size]:
+    """The sizes of the kind of scaling and of the unit that were measured first."""
+    first = min(sizes, key=lambda s: s.throughput is None, default=None)
+    return [s for s in sizes if first and _kind(s) == _kind(first)]
 
 
 def _kind(size: Size) -> tuple[str, str]:
@@ -219,7 +208,8 @@ def _fastest(results: Results, sizes: Sequence[Size], unit: str, least: float) -
         return ""
     best = max(known, key=lambda s: s.throughput or 0)
     rate = best.throughput or 0
-    text = f"{best.series} on {_short(best, unit)}, {rounded(rate)} {best.throughput_unit}"
+    text = f"Fastest: {best.series} on {_short(best, unit)}, "
+    text += f"{rounded(rate)} {best.throughput_unit}"
     if best.efficiency is not None and not best.is_base:
         text += f" at {percent(best.efficiency, least)} efficiency"
     text += _of_few(best)
@@ -228,19 +218,12 @@ def _fastest(results: Results, sizes: Sequence[Size], unit: str, least: float) -
         equal = [s.series for s in same if may_be_equal(best, s, pool)]
     else:
         equal = [s.series for s in same if (s.throughput or 0) * FASTER > rate]
-    return text + (f"; {_list(equal)} may be as fast" if equal else "")
+    return f"{text}; {some(equal, _SHOWN)} may be as fast." if equal else f"{text}."
 
 
 def _of_few(size: Size) -> str:
     """How many runs a number is of, where others failed."""
     return f" ({size.runs_ok} of {size.runs_planned} runs)" if size.not_ok else ""
-
-
-def _list(names: Sequence[str]) -> str:
-    """Names, the first of them and how many more there are."""
-    if len(names) > _SHOWN:
-        return some(names, _SHOWN)
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _limits(results: Results, measured: Sequence[Size], unit: str, least: float) -> str:
@@ -314,11 +297,3 @@ def _memory(results: Results, unit: str) -> str:
             )
             return f"Least memory on {_short(low, unit)}: {least}, most {most}."
     return ""
-
-
-def _runs(results: Results, unit: str) -> str:
-    """How many runs are ok; of the size where most are not, why."""
-    total, ok = len(results.runs), int((results.runs["status"] == "ok").sum())
-    if ok < total:
-        return f"{ok} of {total} runs ok; {failure(results, results.sizes, unit)}."
-    return f"All {total} runs ok." if total > 1 else "The one run is ok."
