@@ -30,8 +30,8 @@ class Ran:
     err: list[str]
     metrics: Path
 
-    def records(self, kind: str, rank: int = 0) -> list[Record]:
-        """The records of a kind in a rank's file."""
+    def records(self, kind: str = "", rank: int = 0) -> list[Record]:
+        """The records in a rank's file, all or of a kind."""
         return records_of(self.metrics / (f"0.r{rank}.jsonl" if rank else "0.jsonl"), kind)
 
     def whys(self, rank: int = 0) -> list[Record]:

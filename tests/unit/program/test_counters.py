@@ -1,8 +1,5 @@
 """Counters of energy and load, on made-up trees of /sys and /proc, and a made-up NVML."""
 
-import os
-import subprocess
-import sys
 from operator import setitem
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +10,8 @@ import pytest
 from jobkit.program import machine
 from jobkit.program.lines import Writer
 from jobkit.program.process import local_rank
-from support.place import ROOT
 from support.records import records_of
+from support.warm_programs import run
 
 PM = "sys/cray/pm_counters/energy"
 
@@ -136,10 +133,7 @@ def test_the_rank_within_a_node() -> None:
 def test_the_last_sample_comes_after_the_last_window(tmp_path: Path) -> None:
     """Without end(), too: energy is that between the ends of windows which samples enclose."""
     program = "from jobkit import meter; meter.start(); meter.step(1); meter.step(1)"
-    env = {"JOBKIT_RUN_DIR": str(tmp_path), "JOBKIT_WARMUP_STEPS": "1"}
-    env |= {"JOBKIT_ATTEMPT": "0", "PYTHONPATH": str(ROOT / "src")}
-    subprocess.run([sys.executable, "-c", program], env={**os.environ, **env}, check=True)
-    window = records_of(tmp_path / "metrics" / "0.jsonl", "window")[-1]
-    samples = records_of(tmp_path / "metrics" / "0.s0.jsonl")
+    ran = run(tmp_path, program, JOBKIT_AUTO="0", JOBKIT_WARMUP_STEPS="1")
+    window, samples = ran.records("window")[-1], records_of(ran.metrics / "0.s0.jsonl")
     assert window["step"] == 2
     assert samples[-1]["t"] >= window["t"]
