@@ -14,8 +14,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 GPU = torch.device("cuda", 0)
-_VIEWS = ("view", "reshape", "permute", "slice", "select", "expand", "unsqueeze", "squeeze", "t")
-_VIEWS += ("transpose", "unfold", "alias", "detach", "split", "split_with_sizes", "_unsafe_view")
 
 
 class Operations(TorchDispatchMode):
@@ -23,17 +21,14 @@ class Operations(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.names: list[str] = []  # without views, which launch nothing
-        self.waits: list[str] = []
+        self.names, self.waits = list[str](), list[str]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func.__name__.split(".")[0]
-        if name not in _VIEWS:
-            self.names.append(name)
+        self.names.append(name)
         if name == "_local_scalar_dense" or self._copies_and_waits(name, args, kwargs):
-            shape = tuple(args[0].shape)
-            self.waits.append(f"{func.__name__}{shape}")
+            self.waits.append(f"{func.__name__}{tuple(args[0].shape)}")
         return func(*args, **kwargs)
 
     @staticmethod
@@ -75,5 +70,4 @@ class FakeCuda:
         self._patch.setattr(torch.cuda, name, value)
 
     def _properties(self, device: int | torch.device) -> SimpleNamespace:
-        index = device.index if isinstance(device, torch.device) else device
-        return SimpleNamespace(uuid=self.uuids[index or 0], name="Fake", total_memory=2**34)
+        return SimpleNamespace(uuid=self.uuids[getattr(device, "index", device) or 0], name="Fake")
