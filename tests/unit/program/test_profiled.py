@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -153,29 +154,22 @@ def test_errors_are_one_line_each_and_never_the_training_s_end(
 ) -> None:
     """100 programs, with one error each in a random call."""
     monkeypatch.setattr(why, "MAX_SHARE", sys.maxsize)  # so that a third call may fail
-    chance = random.Random(0)
-    calls = ["start", "stop", "save", "events", "record_function"]
-    own = ["measured", "union", "minus", "resident_mib", "host_name", "_save"]
+    chance, told = random.Random(0), 0
     places = ["start", "stop", "events", "record_function"]
-    told = 0
+    own = ["measured", "union", "minus", "resident_mib", "host_name", "_save"]
     for number in range(100):
-        name = chance.choice([*calls, *own])
-        recorder.fails = {name: chance.randint(1, 3)} if name in calls else {}
+        name, folder = chance.choice([*places, "save", *own]), tmp_path / str(number)
+        recorder.fails = {} if name in own else {name: chance.randint(1, 3)}
         recorder.calls.clear()
-        recorder.running = False
         with monkeypatch.context() as patch:
             if name in own:
-
-                def fail(*_: Any, name: str = name) -> Any:
-                    raise chance.choice([RuntimeError, KeyError, OSError, MemoryError])(name)
-
-                patch.setattr(why, name, fail)
-            train(tmp_path / str(number), 100)
-        windows_of = written(tmp_path / str(number), "0.jsonl", "window")
-        assert windows_of[-1]["step"] == 100, name
-        assert written(tmp_path / str(number), "0.jsonl", "run_end")
+                error = chance.choice([RuntimeError, KeyError, OSError, MemoryError])
+                patch.setattr(why, name, Mock(side_effect=error(name)))
+            train(folder, 100)
+        assert written(folder, "0.jsonl", "window")[-1]["step"] == 100, name
+        assert written(folder, "0.jsonl", "run_end")
         lines = capfd.readouterr().err.splitlines()
         assert len(lines) <= 1 and all("the causes are not measured" in line for line in lines)
-        told += len(lines)
         assert name not in places or lines, name
+        told += len(lines)
     assert told > 80

@@ -4,7 +4,6 @@ import itertools
 import math
 import multiprocessing
 import os
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.multiprocessing.spawn import ProcessException, start_processes
 
@@ -143,20 +143,19 @@ class Orders:
         return self.folder / f"{case.single().run_id}-{dtype}.pt"
 
 
-def be_rank(rank: int, world: int, port: int, orders: Orders) -> None:
+def be_rank(rank: int, world: int, orders: Orders) -> None:
     """Do the orders as one rank; rank 0 writes the differences."""
     torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    place = RankEnv(
-        rank=rank, local_rank=rank, world_size=world, local_world_size=world, master_port=port
-    )
+    place = RankEnv(rank=rank, local_rank=rank, world_size=world, local_world_size=world)
+    # A file needs no free port.
+    store = dist.FileStore(str(orders.folder / f"store-{world}"), world) if world > 1 else None
     label, device = "the start", torch.device("cpu")
     try:
         if orders.device == "cuda":
             device = torch.device("cuda", rank)
             torch.cuda.set_device(device)
             configure(RunSpec(fp32="ieee"), device)
-        group, found = Group(place, device, 60.0), []
+        group, found = Group(place, device, 60.0, store), []
         for case, name in itertools.product(orders.cases, orders.dtypes):
             label, path = case.variant.label, orders.reference(case, name)
             if orders.is_reference:
@@ -214,14 +213,9 @@ def verify(
 
 def _run(world: int, orders: Orders) -> None:
     """Start the ranks and wait for them; when one fails, end the others and raise its reason."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
     # Ranks are forked from a process that has imported torch and never computes: a fork of this
     # one could miss threads, and a fresh start takes seconds for each.
-    ranks = start_processes(
-        be_rank, (world, port, orders), world, join=False, start_method="forkserver"
-    )
+    ranks = start_processes(be_rank, (world, orders), world, join=False, start_method="forkserver")
     deadline = time.monotonic() + _LIMIT_S
     try:
         while not ranks.join(timeout=1.0):
