@@ -85,7 +85,6 @@ if not SYNC:
 out = {"wall_s": wall, "step_s": wall / steps, "last_s": last, "truth": truth}
 json.dump(out, open(os.environ["TRUTH"] + f".{rank}", "w"))
 dist.barrier()
-sys.stdout.flush(); os._exit(0) if E("QUICK") else None
 """
 
 # Name: what is planted; the column that must say it, and the truth; who is late, and by what.
@@ -125,14 +124,6 @@ def run(folder: Path, planted: dict[str, str], why: int = 5, steps: int = STEPS)
     return said, breakdown([*ran.whys(0), *ran.whys(1)], windows)
 
 
-def true_value(said: list[dict[str, Any]], name: str) -> float:
-    """Seconds of a step that were planted: of the late rank, both of the rare ones, or a mean."""
-    values = [one["truth"][name] for one in said]
-    if name == "late":
-        return float(max(values))
-    return float(sum(values)) if name == "rare" else float(statistics.fmean(values))
-
-
 def planted_causes(work: Path, only: list[str]) -> int:
     """The table of planted causes."""
     _, none = run(work / "run", {})
@@ -145,7 +136,11 @@ def planted_causes(work: Path, only: list[str]) -> int:
         said, found = run(work / "run", planted)
         named = (found["late_rank"], found["late_cause"]) if "late_s" in found else None
         found["transfer"] = found["communication_s"] - found["waiting_s"]
-        value, right = (found[column], true_value(said, true)) if column else (0.0, 0.0)
+        value = right = 0.0
+        if column:  # seconds of a step that were planted: of the late rank, of both, or a mean
+            truths = [one["truth"][true] for one in said]
+            right = {"late": max, "rare": sum}.get(true, statistics.fmean)(truths)
+            value = found[column]
         if column in ("host_s", "slow_steps_s"):  # planted beside it
             value -= none[column]
         if name == "slow loader on rank 1":
@@ -161,7 +156,7 @@ def planted_causes(work: Path, only: list[str]) -> int:
 
 
 def overhead(work: Path, seconds: float, pairs: int) -> int:
-    """The time of the program with and without the profiled steps, and its memory."""
+    """The time of the program with and without the profiled steps."""
     (said, *_), _ = run(work / "run", {}, why=0, steps=200)
     steps = int(seconds / said["step_s"])
     ratios = []
@@ -235,7 +230,7 @@ def peers(work: Path, python: str, only: list[str]) -> int:
             ours += found["late_cause"]
         traces = [str(work / "run" / "traces" / f"why.rank{rank}.json.gz") for rank in range(2)]
         hta = output([python, "-c", code, *traces]).splitlines()[-1]
-        env = {**os.environ, **planted, "STEPS": str(STEPS), "TRUTH": str(work / "t"), "QUICK": "0"}
+        env = {**os.environ, **planted, "STEPS": str(STEPS), "TRUTH": str(work / "t")}
         words = [str(Path(python).with_name("traceml")), "run", str(work / "train.py")]
         words += ["--nproc-per-node", "2", "--mode", "summary"]
         said = output(words, env=env, cwd=work)

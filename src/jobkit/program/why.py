@@ -114,8 +114,7 @@ def measured(events: Iterable[Any], gpu: bool) -> dict[str, Any] | None:
         edges, steps = [marks[0], marks[-1]], len(marks) - 1  # the mean of so many
     else:
         busy = minus(busy, waiting)
-        exposed = minus(together, busy)
-        exposed = minus(exposed, waiting)
+        exposed = minus(minus(together, busy), waiting)
         edges, steps = marks, 1
     zero, parts, spans = edges[0], [], list[Span]()
     for begin, end in pairwise(edges):
