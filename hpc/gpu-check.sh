@@ -99,6 +99,7 @@ pack() {
 trap pack EXIT
 part preflight 180 "${preflight[@]}" "${words[@]}" --dataset synthetic
 first_s=$SECONDS
+((ranks > 1)) || parts=${parts/comm/}  # which needs two
 say preflight '^.preflight. (note|FAULT|ok (environment|cores|bandwidth|transports))'
 ! grep -qE 'FAULT (environment|gpus|versions)' "$folder/preflight.log" ||
   { echo "nothing else can run before this is mended"; exit 2; }

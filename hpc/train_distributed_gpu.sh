@@ -8,6 +8,7 @@
 #SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --signal=USR2@60
+# Cores: sbatch --cpus-per-task=8 ..., as in run.sh.
 #
 # One node, four GPUs, a process each (NCCL). More nodes: sbatch --nodes=2 hpc/train_distributed_gpu.sh
 #   sbatch hpc/train_distributed_gpu.sh --epochs 2 --dataset synthetic

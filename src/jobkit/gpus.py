@@ -94,12 +94,13 @@ _QUERY = {
 def gpu_state(uuid: str) -> dict[str, str]:
     """Return driver, clocks, power limit and ECC errors of a GPU; what is unknown is left out.
 
-    Two runs on the same model of GPU differ by these. uuid: as torch or nvidia-smi writes it. Of
+    Two runs on the same model of GPU differ by these. uuid: as torch or nvidia-smi writes it; of an
+    empty one, as where torch cannot use the GPU, it is the first GPU that is visible. Of
     AMD's GPUs the driver's version is known.
     """
     name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
     query = f"--query-gpu={','.join(_QUERY.values())}"
-    lines = _printed("nvidia-smi", query, "--format=csv,noheader", "-i", name)
+    lines = _printed("nvidia-smi", query, "--format=csv,noheader", *(["-i", name] if uuid else []))
     values = [value.strip() for value in lines[0].split(",")] if lines else []
     if len(values) == len(_QUERY):
         return {key: v for key, v in zip(_QUERY, values, strict=True) if v and v[0] != "["}

@@ -165,7 +165,10 @@ def recorded(device: torch.device) -> dict[str, str]:
     if device.type != "cuda":
         return {}
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    tf32 = {cudnn.allow_tf32, matmul.allow_tf32}  # a model of the user's own may set them
+    try:
+        tf32 = {cudnn.allow_tf32, matmul.allow_tf32}  # a model of the user's own may set them
+    except RuntimeError:  # by torch's newer names, of which these say only that they differ
+        tf32 = {True, False}
     return {
         "cudnn": str(cudnn.version()),
         "cudnn_benchmark": str(cudnn.benchmark).lower(),

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from jobkit.errors import UsageError
 from jobkit.payload.place import RankEnv
-from jobkit.program.process import host_name
+from jobkit.program import process
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class Candidate:
 
 def candidate(wanted: str, place: RankEnv) -> Candidate:
     """Return the GPU for this rank: by local rank of those visible, which may be its own only."""
-    host, machine = host_name(os.environ), socket.gethostname()
+    host, machine = process.host_name(os.environ), socket.gethostname()
     with contextlib.suppress(OSError):  # two containers may have one name, one kernel two names
         machine += Path("/proc/sys/kernel/random/boot_id").read_text()
     try:
@@ -123,6 +123,7 @@ def join(
     gpus = group.gather(candidate(wanted, place))
     kind, warning = agreed(gpus, wanted, on_slurm=place.job_id is not None)
     if warning:
+        process.on_cpu = True  # though CUDA was asked for the GPUs
         warn(warning)
     if kind == "cpu":
         return group
@@ -241,7 +242,8 @@ def banner(group: Group, threads: int) -> list[str]:
     """Lines that say who takes part: one of the group, one for each rank."""
     place, device = group.place, group.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    mine = f"host {host_name(os.environ)}, local_rank {place.local_rank}, {name}, {threads} threads"
+    host = process.host_name(os.environ)
+    mine = f"host {host}, local_rank {place.local_rank}, {name}, {threads} threads"
     master = f"{place.master_addr}:{place.master_port}" if place.master_port else "none"
     world, nodes = place.world_size, place.nodes
     head = f"backend {group.backend}, {world} process{'es' * (world > 1)}"

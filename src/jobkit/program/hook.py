@@ -191,6 +191,8 @@ def _patch_loader(module: Any) -> None:
     @functools.wraps(plain_iter)
     def __iter__(self: Any) -> Any:
         begin = time.perf_counter()
+        if hook.on and hook.meter and not torch.is_grad_enabled():  # evaluation begins
+            begin = hook.meter.idle() or begin
         iterator = plain_iter(self)
         with contextlib.suppress(Exception):
             iterator._jobkit_pass = Pass(iterator, begin, time.perf_counter() - begin)

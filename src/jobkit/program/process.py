@@ -39,10 +39,13 @@ def host_name(environment: Mapping[str, str]) -> str:
     return environment.get("SLURMD_NODENAME") or os.uname().nodename
 
 
+on_cpu = False  # the program looked at the GPUs, and computes on the CPU
+
+
 def cuda_in_use() -> Any:
     """torch.cuda, if the program uses a GPU; else None."""
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
-    return cuda if cuda and cuda.is_initialized() else None
+    return cuda if cuda and cuda.is_initialized() and not on_cpu else None
 
 
 def machine() -> dict[str, Any]:

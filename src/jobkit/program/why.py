@@ -32,7 +32,6 @@ MAX_EVENTS = 200_000  # of a trace that is written
 _MARK = "jobkit: step"
 DATA = "enumerate(DataLoader) of jobkit"  # names spans in which a batch is made
 OWN = "jobkit: own"  # names spans whose collectives are not the program's, and not waited for
-_ON_GPU = ("kernel", "concurrent_kernel", "gpu_memcpy", "gpu_memset")
 Span = tuple[int, int]  # nanoseconds
 MakeWriter = Callable[[], Writer | None]
 
@@ -86,7 +85,7 @@ def measured(events: Iterable[Any], gpu: bool) -> dict[str, Any] | None:
         if name.startswith("aten::"):
             if not gpu:
                 work.append(span)
-        elif gpu and event.activity_type() in _ON_GPU:
+        elif gpu and event.device_type().name == "CUDA" and not event.is_user_annotation():
             if name.startswith(("nccl", "rccl")):
                 collectives.append((*span, name.split("(")[0][:60]))
             else:
@@ -105,7 +104,9 @@ def measured(events: Iterable[Any], gpu: bool) -> dict[str, Any] | None:
     if len(marks) < 2:
         return None
     marks.sort()
-    collectives = _without(sorted(collectives), sorted(own), issued)
+    collectives.sort()
+    if not gpu:  # a GPU's are NCCL's, and those of jobkit are Gloo's
+        collectives = _without(collectives, sorted(own), issued)
     waiting, busy = union(data), union(work)
     together = union((begin, end) for begin, end, _ in collectives)
     if gpu:
@@ -206,7 +207,7 @@ class Why(Guarded):
         """The program ends; says why nothing was profiled, if so."""
         if self._profile is not None and not self._gpu:  # a GPU may hang by now
             self._finish()
-        if not self._places:
+        if self._writer is None:
             over = self.place + self._steps + 1
             reason = f"the program ended after {step} steps; step {over} ends the first profile"
             self._write(reason=reason)
@@ -265,10 +266,10 @@ class Why(Guarded):
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self._gpu:
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-        self._marks, self._memory_mib = 0, resident_mib()
         profile = torch.profiler.profile(activities=activities)  # no list of events in Python
         profile.start()
-        self._profile = profile
+        self._profile, self._marks = profile, 0
+        self._memory_mib = resident_mib()  # with what the profiler itself takes
         self._cost_s += time.perf_counter() - now
 
     def _finish(self) -> None:

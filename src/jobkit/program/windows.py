@@ -59,6 +59,13 @@ class StepEvents:
         """The time until the next step is not that of a step."""
         self._events.append(None)
 
+    def last_s(self, begin: float) -> float:
+        """When the last step was done, if the first event was at begin; 0 where it is not known."""
+        with contextlib.suppress(RuntimeError, ValueError, AttributeError, IndexError):
+            first, last = self._events[0], self._events[-1]
+            return begin + first.elapsed_time(last) / 1e3 if last.query() else 0.0
+        return 0.0
+
     def times_s(self, mean_s: float) -> list[float]:
         """Seconds of the steps since the last call; none where their events cannot be compared.
 
@@ -356,4 +363,5 @@ class Meter(Guarded):
         if error is not None:
             self._write_first("run_end", status="failed", reason=f"{error!r}"[:300])
         else:
-            self.close(self._over or self._last)
+            done = self._events.last_s(self._begin - self._paused) if self._begin else 0.0
+            self.close(self._over or max(self._last, done))

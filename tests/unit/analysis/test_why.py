@@ -2,6 +2,7 @@
 
 import json
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -124,6 +125,21 @@ def test_waits_for_data_between_the_profiled_steps_are_data() -> None:
     assert found["slow_steps_s"] == pytest.approx(0)
 
 
+def test_a_gpu_hides_waits_of_the_host_and_is_not_slowed_by_the_profiler() -> None:
+    one = {"step": 20, "steps": 5, "host": "a", "gpu": True, "collectives": [], "exposed": []}
+    hidden = breakdown(
+        records([one | {"parts": [[100 * MS, 99 * MS, 0.0, 0.0, 1 * MS]]}]),
+        [window(100 * MS, 100 * MS, 50 * MS)],
+    )
+    assert hidden["iteration_s"] == pytest.approx(100 * MS) and hidden["data_wait_s"] == 0
+    small = breakdown(
+        records([one | {"parts": [[1.6 * MS, 0.4 * MS, 0.0, 0.0, 1.2 * MS]]}]),
+        [window(1 * MS, 1 * MS)],
+    )
+    parts = small["iteration_s"], small["compute_s"], small["host_s"]
+    assert parts == pytest.approx((1 * MS, 0.4 * MS, 0.6 * MS))
+
+
 def test_places_that_a_rank_has_not_are_left_out_and_the_newest_attempt_counts() -> None:
     first = records(profiled([10 * MS, 10 * MS], (), [0, 50 * MS]))
     alone = [{**records(profiled([99.0]))[0], "step": 60}]
@@ -157,9 +173,13 @@ def test_a_gpu_s_steps_are_those_of_its_collectives() -> None:
 class Event:
     """One of the profiler's."""
 
-    def __init__(self, name: str, begin: int, length: int = 0, kind: str = "cpu_op") -> None:
+    def __init__(self, name: str, begin: int, length: int = 0, kind: str = "cpu") -> None:
         self.name, self.start_ns = lambda: name, lambda: 1000 * begin
-        self.duration_ns, self.activity_type = lambda: 1000 * length, lambda: kind
+        self.duration_ns, self.is_user_annotation = (
+            lambda: 1000 * length,
+            lambda: kind == "annotation",
+        )
+        self.device_type = lambda: SimpleNamespace(name="CPU" if kind == "cpu" else "CUDA")
 
 
 MARKS = [Event("jobkit: step", at) for at in (0, 100, 200)]
@@ -201,7 +221,9 @@ def test_on_a_gpu_kernels_decide() -> None:
         Event("aten::mm", 0, 200),  # on the host
         Event("gemm", 10, 50, "kernel"),
         Event("ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)", 50, 40, "kernel"),
-        Event("nccl:all_reduce", 50, 150, "gpu_user_annotation"),
+        Event("nccl:all_reduce", 50, 150, "annotation"),
+        Event("jobkit: own", 5, 10),
+        Event("c10d::allreduce_", 6, 1),  # by Gloo: no kernel
         Event("enumerate(DataLoader)#x.__next__", 80, 60),
         Event("Memcpy HtoD", 150, 10, "gpu_memcpy"),
     ]

@@ -24,6 +24,9 @@ class FakeEvent:
     def record(self) -> None:
         self.at_s = self.now_s
 
+    def query(self) -> bool:
+        return True
+
     def elapsed_time(self, end: "FakeEvent") -> float:
         """In milliseconds."""
         if self.broken:
@@ -71,6 +74,14 @@ def test_the_median_of_the_steps_is_that_of_the_gpu(tmp_path: Path, meter, devic
     assert found["steps"] == 20 and not found["warmup"]
     assert found["step_p50_s"] == pytest.approx(2.0)
     assert device.synchronize.call_count == waits + 1, "only the end of a window waits for the GPU"
+
+
+def test_the_last_window_ends_with_the_gpu_s_work_and_not_with_its_issue(
+    tmp_path: Path, meter, device
+) -> None:
+    steps(meter, device, 9.0, 9.0, *[2.0] * 4)
+    meter.exited()
+    assert 8.0 <= window(tmp_path)["wall_s"] < 9.0
 
 
 def test_a_pause_and_a_graph_capture_are_no_steps(tmp_path: Path, meter, device) -> None:

@@ -48,7 +48,10 @@ def breakdown(whys: Sequence[Record], windows: Iterable[Record] = ()) -> Row:
     wall, compute, communication, data, host = means.mean(axis=0).tolist()
     late, about_late = _late(ranks, waits, means, iteration)
     cause = about_late.get("late_cause")
-    slow_s, more_data_s = _over_the_run(windows, data)
+    slow_s, more_data_s, usual_s = _over_the_run(windows, data, bool(ranks[0].get("gpu")))
+    if ranks[0].get("gpu") and usual_s:  # the profiler slows the host, and no kernel
+        slower = max(0.0, min(iteration - usual_s, host))
+        wall, iteration, host = wall - slower, iteration - slower, host - slower
     # The last rank of a step waits least; what a late one is later than the mean is not in turn.
     usual = waits[late] if late else waits
     in_turn = float((usual.mean(axis=0) - waits.min(axis=0)).mean())
@@ -161,9 +164,9 @@ def _exposed(exposed: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]
     return (sum(inside) - sum(outside)) / 1e6
 
 
-def _over_the_run(windows: Iterable[Record], data: float) -> tuple[float, float]:
-    """Seconds of a step over the whole run: of rare slow ones, and of data wait beyond that of the
-    profiled steps."""
+def _over_the_run(windows: Iterable[Record], data: float, gpu: bool) -> tuple[float, float, float]:
+    """Seconds of a step over the whole run: of rare slow ones, of data wait beyond that of the
+    profiled steps, and of a typical step (0: not known)."""
     compared = [
         (steps, wall_s, p50_s, number(w.get("data_wait_s")) or 0.0)
         for w in windows
@@ -173,15 +176,17 @@ def _over_the_run(windows: Iterable[Record], data: float) -> tuple[float, float]
         and (p50_s := number(w.get("step_p50_s")) or 0.0) > 0
     ]
     if not compared:
-        return 0.0, 0.0
+        return 0.0, 0.0, 0.0
     total = sum(steps for steps, *_ in compared)
     mean = sum(wall_s for _, wall_s, *_ in compared) / total
     typical = _median((p50_s, steps) for steps, _, p50_s, _ in compared)
     # Each window beside its own median, as a machine's speed may drift; one of few steps has none.
     usual = sum(steps * (p50_s if steps > 2 else typical) for steps, _, p50_s, _ in compared)
     more_data = max(0.0, sum(waited for *_, waited in compared) / total - data)
+    if gpu:  # its work hides what the host waits for, but for what makes steps longer
+        more_data = min(more_data, max(0.0, mean - typical))
     slow = max(0.0, mean - usual / total - more_data)
-    return slow, more_data
+    return slow, more_data, typical
 
 
 def _median(values: Iterable[tuple[float, float]]) -> float:

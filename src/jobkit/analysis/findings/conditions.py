@@ -81,7 +81,7 @@ def _before_all(results: Results, compared: Sequence[Size], unit: str) -> Iterat
     waits = []  # of the runs of a size, as far as it was measured
     for rows in (rows_of(results, size) for size in compared):
         share, whole = median_of(rows, "data_wait_share"), median_of(rows, "breakdown_iteration_s")
-        if share is None and whole:
+        if whole and (share is None or rows[0].get("device_type") == "cuda"):  # which hides waiting
             share = (median_of(rows, "breakdown_data_wait_s") or 0.0) / whole
         waits.append(share or 0.0)
     known = [s for s in compared if s.gpu_busy is not None]
