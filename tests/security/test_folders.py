@@ -145,14 +145,6 @@ def test_a_project_whose_folder_another_user_owns_is_one_note(shared: Path) -> N
     assert said.startswith(f"{shared}: its owner, another user, may write")
 
 
-@as_root
-def test_a_strangers_folder_is_not_taken_as_ones_own(shared: Path) -> None:
-    (shared / "x").mkdir()
-    os.chown(shared / "x", ALICE, ALICE)
-    with pytest.raises(UsageError, match="somebody else"):
-        permissions.private_folder(shared / "x")
-
-
 def test_a_folder_of_ones_own_is_closed_and_no_link(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir(mode=0o777)
     give_acl(tmp_path / "x")

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobkit.errors import UsageError, command, nearest, one_line
+from jobkit.errors import UsageError, command, one_line
 from jobkit.launch.local import busy
-from jobkit.launch.site import Site
 from jobkit.launch.status import main as status
 from support.fake_study import make_plan, whole_run
 from support.hostile import in_child, plain
@@ -58,10 +57,3 @@ def test_what_others_wrote_is_printed_plain(capsys: pytest.CaptureFixture[str]) 
     plan.paths.launcher.write_text(json.dumps({"pid": ESC, "host": ESC}))
     assert plain(str(busy(plan.paths)))
     assert one_line("plain text, \u00e4 and \u4e16") == "plain text, \u00e4 and \u4e16"
-
-
-def test_small_texts_that_would_cost_much() -> None:
-    assert nearest("x" * 101, ["x" * 100]) == "" != nearest("epoch", ["epochs"])
-    for name in ("image", "python"):
-        with pytest.raises(UsageError, match="begins as an option"):
-            Site(name="x", container="apptainer", **{"image": "a.sif", name: "--bind=/:/host"})

@@ -1,18 +1,14 @@
 """Odd machines and paths: jumped clocks, no home, small limits, narrow terminals, any name."""
 
 import os
-import shutil
 import socket
 import subprocess
-import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from jobkit.analysis.collect.results import collect
 from jobkit.errors import UsageError
 from jobkit.launch import slurm_submit as submit
 from jobkit.launch.command import LaunchRequest
@@ -20,12 +16,10 @@ from jobkit.launch.launcher import prepare
 from jobkit.launch.site import Site
 from jobkit.launch.slurm_options import make_batches
 from jobkit.launch.states import States, progress
-from jobkit.launch.status import main as status
-from jobkit.paths import cache_root, write_json
+from jobkit.paths import write_json
 from jobkit.processes import process_start
-from jobkit.spec.study import Plan, Study
-from support.fake_study import FakeRun, make_plan, whole_study
-from support.hostile import in_child
+from jobkit.spec.study import Study
+from support.fake_study import FakeRun, make_plan
 
 HOUR = 3600.0
 NOBODY = 54321  # a user without a name
@@ -49,38 +43,6 @@ def test_a_run_is_of_the_launcher_whose_key_it_has_whatever_the_clock(jump, key,
     assert state.status == status
     at = progress(paths, spec, replace(state, status="running"))
     assert at.elapsed_s is not None and at.elapsed_s >= 0
-
-
-@pytest.fixture
-def theirs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Plan]:
-    """A study that every user can read, and an environment without a home that can be written."""
-    folder = Path(tempfile.mkdtemp(prefix="theirs-", dir="/tmp"))
-    folder.chmod(0o755)
-    monkeypatch.setenv("JOBKIT_LOGS", str(folder / "logs"))
-    closed = folder / "closed"
-    closed.mkdir(mode=0o555)
-    for name in ("TMPDIR", "XDG_CACHE_HOME"):
-        monkeypatch.setenv(name, str(closed))
-    monkeypatch.delenv("HOME")
-    yield whole_study("s", strategies=("ddp",), gpus=(1,))
-    shutil.rmtree(folder)
-
-
-@as_root
-def test_a_user_without_a_name_or_a_home(theirs: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks at a study of another, and cannot write there; then at one of their own."""
-    write = lambda: bool(collect("s", write=True).ok)  # noqa: E731
-    assert write() and status(["s"]) == 0  # it imports what others may not be able to read
-    done = in_child(lambda: int(status(["s"])), NOBODY)
-    assert (done.faults, done.code) == ([], 0), done.out
-    assert "UsageError: cannot write" in in_child(write, NOBODY).error
-    for path in (theirs.paths.folder, *theirs.paths.folder.rglob("*")):
-        os.chown(path, NOBODY, NOBODY)
-    done = in_child(write, NOBODY)
-    assert (done.faults, done.code) == ([], True), done.out
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    said = "UsageError: ~/.cache: there is no home: set HOME"
-    assert said in in_child(cache_root, NOBODY).error
 
 
 @pytest.mark.parametrize("name", ['it\'s a "b"', "$(id) `id` $HOME", "dänisch \u2603"])

@@ -11,6 +11,7 @@ import pytest
 from jobkit.analysis.cli import collect_main
 from jobkit.launch.cli import main as launch
 from jobkit.launch.status import main as status
+from jobkit.paths import cache_root
 from jobkit.permissions import keep_compiler_cache
 from support.fake_study import make_plan
 from support.hostile import SECRET, in_child
@@ -30,7 +31,9 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(folder)
     monkeypatch.setenv("JOBKIT_LOGS", str(folder / "home" / "logs"))
     monkeypatch.setattr("tempfile.tempdir", str(folder))
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    # A user without a name or a home, as some containers have.
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
     make_plan("private", strategies=("ddp",), gpus=(1,), settings={"data_dir": f"/{SECRET}"})
     for main in (status, collect_main):  # they import what others may not be able to read
         main(["private"])
@@ -79,6 +82,9 @@ ATTACKS: list[tuple[Callable[[Path], None], Callable[[], object], object, str]] 
     (plant_file, lambda: launch([*OF_SITE, "mine", *DRY]), 2, "no site 'mine'"),
     (plant_file, lambda: launch([*OF_SITE, "local", *DRY]), 0, "runs would start"),
     (plant_folder, compile_cache, None, "somebody else's, or a file: remove it"),
+    (plant_folder, cache_root, None, "~/.cache: there is no home: set HOME"),
+    (plant_file, lambda: status(["private"]), 0, "1 missing"),
+    (plant_file, lambda: collect_main(["private"]), 3, "0 of 1 runs ok"),
     (plant_study, start_in_shared_logs, 2, "may write there"),
     (plant_links, lambda: status(["./theirs"]), 2, "not a plan"),
     (plant_links, lambda: collect_main(["./theirs"]), 2, "--out DIR"),

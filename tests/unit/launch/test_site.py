@@ -63,6 +63,7 @@ def test_a_broken_profile_names_its_file_and_fault(tmp_path: Path) -> None:
         ("partition = 3", "partition = 3: must be a string"),
         ("[env]\n'a b' = 'x'", "is not a name of an environment variable"),
         ("container = 'edf'", "needs image"),
+        ("container = 'apptainer'\nimage = '--bind=/'", "begins as an option"),
         ("time = '1:2:3:4'", "must be minutes"),
         ('partition = "a\\nb"', "has a control character"),
     ]:
