@@ -122,13 +122,6 @@ def test_a_shells_own_file_is_read_before_the_launch_alone(run: Kit) -> None:
     assert "\n+\n" in done.stdout
 
 
-def test_a_rank_that_kills_its_process_group_was_not_asked_to_end(run: Kit) -> None:
-    """As the others were, which alone note how they ended."""
-    text = "[[ $RANK == 1 ]] && kill -9 0; sleep 60 & wait"
-    assert run("--nproc-per-node=2", "--", "bash", "-c", text).returncode == 137
-    assert run.outcome()["reason"] == "ended by SIGKILL"
-
-
 @place
 def test_a_crash_is_started_again_as_often_as_was_said(run: Kit, place: str) -> None:
     command = ["--max-restarts", "2", "--", "bash", "-c"]
@@ -249,6 +242,27 @@ def test_a_dry_run_shows_the_command_and_starts_nothing(run: Kit) -> None:
     done = run("--dry-run", "--nproc-per-node=3", "--", "touch", "a b")
     assert (done.returncode, done.stdout) == (0, "srun, 3 ranks on 1 node: touch 'a b'\n")
     assert not run.run_dir.exists() and not (run.folder / "a b").exists()
+
+
+# Ends as torchrun does once it has handed TERM on: by an exception, which names the signal.
+TORCHRUN = """
+import os, subprocess, sys
+words = [w.replace("$$", "$") for w in sys.argv[sys.argv.index("--no-python") + 1 :]]
+subprocess.run(words, env={**os.environ, "RANK": "0"})
+raise type("SignalException", (Exception,), {"sigval": 15})
+"""
+
+
+def test_ranks_that_save_at_term_under_torchrun_are_preempted(run: Kit) -> None:
+    fake = run.folder / "torch" / "distributed"
+    fake.mkdir(parents=True)
+    (fake / "run.py").write_text(TORCHRUN)
+    for package in (fake, fake.parent):
+        (package / "__init__.py").touch()
+    env = {**JOB, "SLURM_NTASKS": "1", "PYTHONPATH": str(run.folder)}
+    done = run("--launcher", "torchrun", "--no-auto", "--", "sh", "-c", "exit 75", **env)
+    assert (done.returncode, "Traceback" in done.stderr) == (75, False), done.stderr
+    assert run.outcome()["status"] == "preempted"
 
 
 # The words before the image are its own; what follows runs inside, without a jobkit there.

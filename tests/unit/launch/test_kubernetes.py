@@ -165,15 +165,9 @@ def test_a_job_whose_pods_become_no_ranks_is_refused_by_each_rule(tmp_path, caps
     (tmp_path / "bad.yaml").write_text(TUTORIAL)
     assert check_k8s([str(tmp_path / "bad.yaml")]) == 2
     assert capsys.readouterr().out.count("bad.yaml: error: ") == 5
-
-
-def test_no_text_ends_the_check() -> None:
-    for text, said in [
+    for text, said in (
         ("", "has no Job"),
-        ("a: [", "not valid YAML"),
-        ("- 1", "is no Job"),
-        ("kind: Job\nspec: 3", "is no Job"),
-        ("kind: Job\nspec: {parallelism: x, template: {spec: {containers: [1]}}}", "is no Job"),
-    ]:
-        (found,) = check(text)
-        assert said in found[1]
+        ("a: [", "not valid"),
+        ("kind: Job", "is no"),
+    ):
+        assert [said in why for _, why in check(text)] == [True]

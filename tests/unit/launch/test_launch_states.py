@@ -17,7 +17,7 @@ from jobkit.outcome import slurm_jobs
 from jobkit.outcome.state import BAD_ENDS, STATUSES, RunState, read_job
 from jobkit.paths import RunPaths, StudyPaths, write_json
 from jobkit.processes import identify
-from jobkit.program.lines import encode
+from jobkit.program import lines
 from jobkit.spec.study import Plan, Study
 from support.fake_study import FakeRun, make_plan, rate, whole_run
 
@@ -54,7 +54,7 @@ def test_a_submission_counts_until_its_job_has_started(plan: Plan) -> None:
 def test_which_runs_a_launch_starts() -> None:
     """Never what runs or waits: two would write one folder."""
     found = {status: RunState(status=status) for status in STATUSES}
-    assert sorted(select(found)) == sorted(["missing", *BAD_ENDS])
+    assert {*select(found)} == {"missing", *BAD_ENDS}
 
 
 def test_a_cluster_that_did_not_answer_is_asked_again(plan, monkeypatch) -> None:
@@ -147,14 +147,15 @@ def test_a_pipe_gets_the_table_once_all_runs_have_ended(monkeypatch, capsys) -> 
     assert capsys.readouterr().out.startswith("s: 1 run: 1 ok")
 
 
-def test_the_time_of_a_run_that_noted_no_end_is_slurms_or_that_of_its_last_record(plan) -> None:
+def test_the_time_of_a_run_that_noted_no_end_is_slurms_or_its_last_record_s(
+    plan, monkeypatch
+) -> None:
     paths, spec = run_of(plan), next(iter(plan.runs.values()))
     write_json(paths.job, {"job_id": "17", "started": 100.0})
-    paths.metrics_folder.mkdir()
-    record = {"v": 1, "kind": "message", "study": "two", "run_id": "x", "attempt": 0, "rank": 0}
-    paths.metrics(0).write_text(
-        encode({**record, "seq": 0, "t": 160.0, "level": "info", "text": "x"}) + "\n"
-    )
+    run = FakeRun(paths.folder.parent, paths.folder.name, spec)
+    with monkeypatch.context() as patch:
+        patch.setattr(lines.time, "time", lambda: 160.0)
+        run.writer.write("message", level="info", text="x")
     dead = RunState(status="timeout", attempt=0)
     for elapsed, took_s in (("1-00:01:05", 86465), ("1:05", 65), ("00:00:00", 0), ("", 60)):
         job = slurm_jobs.Job(job_id="17", state="TIMEOUT", elapsed=elapsed)
@@ -177,15 +178,12 @@ def test_the_live_rate_is_that_of_the_table(monkeypatch, capsys) -> None:
     study = Study.of_command(("true",), name="own", gpus=(2,), work={"unit": "tokens"})
     plan = study.expand()
     plan.save()
-    paths = plan.paths.run(next(iter(plan.runs)))
-    (paths.attempts / "0").mkdir(parents=True)
-    paths.metrics_folder.mkdir()
-    common = {"v": 1, "kind": "window", "study": "own", "run_id": "x", "attempt": 0, "rank": 0}
+    ((run_id, spec),) = plan.runs.items()
+    run = FakeRun(plan.paths.folder, run_id, spec)
     for n, wall_s in enumerate((3.0, 0.5, 1.5)):
-        row = {**common, "seq": n, "t": 1.0, "steps": 5, "work": 80, "step": 5 * n + 5}
-        with paths.metrics(0).open("a") as file:
-            file.write(f"{encode({**row, 'wall_s': wall_s, 'warmup': n == 0})}\n")
-    write_json(paths.job, {**identify(os.getpid()), "started": time.time(), "first_attempt": 0})
+        window = {"steps": 5, "work": 80, "step": 5 * n + 5, "wall_s": wall_s, "warmup": n == 0}
+        run.writer.write("window", **window)
+    write_json(run.paths.job, {**identify(os.getpid()), "started": time.time(), "first_attempt": 0})
     assert watch.main(["own"]) == 0
     heading, row = [" ".join(x.split()) for x in capsys.readouterr().out.splitlines()[1:]]
     assert heading == "run status step tokens/s time"
