@@ -174,18 +174,18 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
         states = ", ".join(f"{n} {s}" for s, n in results.runs["status"].value_counts().items())
         print(f"{shown}: no run has a rate ({states}): no figure", file=sys.stderr)
         return Exit.INCOMPLETE
-    report = _draw(results, args)
+    _draw(results, args)
     on_mac = sys.platform == "darwin"
     display = on_mac or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     opener = shutil.which("open" if on_mac else "xdg-open")
     if args.open and opener and display:
-        null = subprocess.DEVNULL
+        report, null = short_path(results.output.report), subprocess.DEVNULL
         subprocess.Popen([opener, report], stdin=null, stdout=null, stderr=null)
     return Exit.INCOMPLETE if args.collect and not results.ok else Exit.OK
 
 
-def _draw(results: "Results", args: argparse.Namespace) -> str:
-    """Forecast, draw the figures, write the report and print what it begins with; return it."""
+def _draw(results: "Results", args: argparse.Namespace) -> None:
+    """Forecast, draw the figures, write the report and print what it begins with."""
     from jobkit.analysis.figures.draw import draw
     from jobkit.analysis.figures.style import FORMATS, unit
     from jobkit.analysis.findings import forecast
@@ -225,6 +225,4 @@ def _draw(results: "Results", args: argparse.Namespace) -> str:
     written = write_report(results, drawn, forecasts, reasons, efficiency, project)
     names = ", ".join(path.name for path in written)
     print(f"wrote {names} to {short_path(results.output.folder)}")
-    report = short_path(written[-1])
-    print(f"next: open {report} in a browser")
-    return report
+    print(f"next: open {short_path(written[-1])} in a browser")

@@ -36,7 +36,6 @@ _NAMED = (
     *("precision", "fp32", "global_batch_size", "batch_size_per_rank", "train_samples"),
 )
 _DAY_S = 24 * 3600
-_SHOWN = 5
 _WHOLE = "on the whole"
 
 
@@ -109,42 +108,20 @@ def compare(
     # Wider by the number of tests (Bonferroni), so that all intervals hold together.
     factor = quantile(spread.freedom, 1 - (1 - CONFIDENCE) / len(rows)) if spread and rows else None
     compared = [Comparison(n, gap, factor and factor * e, tolerance) for n, gap, e in rows]
-    alone = {
-        "first": [name for name in ours if name not in theirs],
-        "second": [name for name in theirs if name not in ours],
-    }
-    remarks = [*_named(runs, other), *_days(runs, other)]
-    names_of = {study: some(names, _SHOWN) for study, names in alone.items()}
-    remarks += [f"only in the {study}: {names}" for study, names in names_of.items() if names]
-    return compared, remarks
-
-
-def _named(runs: "pd.DataFrame", other: "pd.DataFrame") -> list[str]:
-    """What differs between the studies beside the rates, or within one of them."""
-    from jobkit.analysis.tables.text import some
-
-    lines = []
+    remarks, ok = list[str](), [table[table["status"] == "ok"] for table in (runs, other)]
     for name in _NAMED:
-        sides = []
-        for table in (runs, other):
-            ok = table[table["status"] == "ok"]
-            sides.append(sorted({str(v) for v in ok[name].dropna()}) if name in ok else [])
+        sides = [sorted({str(v) for v in table[name].dropna()}) for table in ok]
         if sides[0] != sides[1]:
-            lines.append(
-                f"{name} differs: {' against '.join(some(s, _SHOWN) or '?' for s in sides)}"
-            )
-    return lines
-
-
-def _days(runs: "pd.DataFrame", other: "pd.DataFrame") -> list[str]:
-    """Whether each study was measured on one day, and the days differ."""
-    starts = [t.loc[t["status"] == "ok", "start_time_s"].dropna() for t in (runs, other)]
-    if any(s.empty or s.max() - s.min() >= _DAY_S for s in starts):
-        return []
-    if max(s.min() for s in starts) - min(s.max() for s in starts) < _DAY_S / 2:
-        return []
-    text = "each study was measured on one day, and days differ: repeat both on several, or give "
-    return [f"{text}--tolerance what days differ by"]
+            remarks.append(f"{name} differs: {' against '.join(some(s, 5) or '?' for s in sides)}")
+    starts = [table["start_time_s"].dropna() for table in ok]
+    on_one_day = all(len(s) and s.max() - s.min() < _DAY_S for s in starts)
+    if on_one_day and max(s.min() for s in starts) - min(s.max() for s in starts) >= _DAY_S / 2:
+        text = "each study was measured on one day, and days differ: repeat both on several, or"
+        remarks.append(f"{text} give --tolerance what days differ by")
+    for study, own, others in (("first", ours, theirs), ("second", theirs, ours)):
+        if names := [name for name in own if name not in others]:
+            remarks.append(f"only in the {study}: {some(names, 5)}")
+    return compared, remarks
 
 
 @command
@@ -153,16 +130,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = "Compare the rates of two studies, or of a study and a results.csv kept as reference."
     parser = Parser(prog="jobkit compare", description=text, epilog=_EXAMPLES)
     parser.add_argument("study", metavar="STUDY", help="a study's folder or bare name")
-    parser.add_argument(
-        "other", metavar="OTHER", help="another study, or a results.csv kept of one"
+    text = "another study, or a results.csv kept of one"
+    parser.add_argument("other", metavar="OTHER", help=text)
+    number, text = (
+        at_least(float, 0),
+        "differences up to this many per cent do not count (default: 0)",
     )
-    parser.add_argument(
-        "--tolerance",
-        type=at_least(float, 0),
-        default=0.0,
-        metavar="PERCENT",
-        help="differences up to this many per cent do not count (default: 0)",
-    )
+    parser.add_argument("--tolerance", type=number, default=0.0, metavar="PERCENT", help=text)
     args = parser.parse_args(argv)
     if args.tolerance >= 100:
         raise UsageError(f"--tolerance {args.tolerance:g}: must be below 100 per cent")

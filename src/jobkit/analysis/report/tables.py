@@ -79,14 +79,8 @@ def proposal_table(
         for head, column in columns.items()
         if {*column} - {NONE} or head.startswith("time per")
     }
-    kind = ""
-    if len(scalings) == 1:
-        (scaling,) = scalings
-        kind = f"{scaling.capitalize()} scaling. "
-        if scaling == NONE:
-            kind = "Strong or weak scaling is not known: state it (--scaling, --work-per-step). "
     rows = [list(row) for row in zip(*shown.values(), strict=True)]
-    notes = _notes(results, unit, kind, least)
+    notes = _notes(results, unit, least)
     return TextTable(list(shown), rows, 2 if "scaling" in shown else 1, notes)
 
 
@@ -94,9 +88,12 @@ def _hours(unit: str) -> str:
     return "GPU-hours" if unit == "GPUs" else "rank-hours"
 
 
-def _notes(results: Results, unit: str, kind: str, least: float) -> list[str]:
+def _notes(results: Results, unit: str, least: float) -> list[str]:
     """The table's notes: the base, the intervals, what the costs leave out, and all caveats."""
-    sizes = results.sizes
+    sizes, kinds = results.sizes, {s.scaling for s in results.sizes}
+    kind = f"{str(sizes[0].scaling).capitalize()} scaling. " * (len(kinds) == 1)
+    if kinds == {None}:
+        kind = "Strong or weak scaling is not known: state it (--scaling, --work-per-step). "
     bases = [s.baseline.rsplit(": ", 1) for s in sizes if s.baseline]
     rules = [*dict.fromkeys(f"{rule}, {base}" for base, rule in bases if rule == SERIAL_BASE)]
     if not rules or len({base for base, _ in bases}) > 1:
@@ -109,12 +106,10 @@ def _notes(results: Results, unit: str, kind: str, least: float) -> list[str]:
             "of all sizes by Student's t."
         )
     if any(s.gpu_hours for s in sizes):
-        shares = sorted(float(row[-1].rstrip("%")) for row in run_costs(results).rows)
-        span = " to ".join(f"{share:.0f}" for share in dict.fromkeys(shares[:1] + shares[-1:]))
-        lines.append(
-            f"Hours are means: {_beside(results)}"
-            + (f", {span}% of the training in these runs." if shares else ".")
-        )
+        shares = sorted((row[-1] for row in run_costs(results).rows), key=lambda x: float(x[:-1]))
+        span = " to ".join(dict.fromkeys([*shares[:1], *shares[-1:]])).replace("% to", " to")
+        beside = f", {span} of the training in these runs" if shares else ""
+        lines.append(f"Hours are means: {_beside(results)}{beside}.")
     if any(s.nodes is None and s.throughput for s in sizes):
         lines.append("Nodes are not known: collect with --gpus-per-node for node-hours.")
     found = caveats(results, unit, request_of(results, least))
