@@ -14,8 +14,7 @@ from matplotlib.lines import Line2D
 
 from jobkit.analysis.collect.results import Results, collect
 from jobkit.analysis.figures.by_size import BY_SIZE, comparison_figure, size_figure
-from jobkit.analysis.figures.draw import FIGURES, draw
-from jobkit.analysis.figures.learning import learning_figure
+from jobkit.analysis.figures.draw import FIGURES, draw, learning_figure
 from jobkit.analysis.figures.style import FAILED, FORMATS, IDEAL, INTERVAL, RANGE, looks
 from jobkit.analysis.figures.why import why_figure
 from jobkit.analysis.findings.forecast import forecasts

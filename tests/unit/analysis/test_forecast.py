@@ -1,6 +1,5 @@
 """Forecasts: intervals that hold, nothing impossible; measured links and what a step sends."""
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,12 @@ from jobkit.errors import UsageError
 from jobkit.metric import comm
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.strategies import FACTS
-from jobkit.spec.traffic import Link, Links, Message, ModelSize, Scope, message_s, seconds
+from jobkit.spec.traffic import Link, Links, Message, ModelSize, Scope, seconds
 from support import fake_study
 from support.fake_study import logs, whole_study
 from support.measured_study import results_of
 
 ODD = {
-    "sizes not powers of two": ([1, 3, 6, 12], [100.0, 290, 560, 1050]),
     "sizes from 6 on": ([6, 7, 9], [600.0, 690, 880]),
     "a huge noise": ([1, 2, 4, 8] * 2, [100.0, 900, 30, 5000, 7, 20, 3000, 10]),
     "a rate of almost nothing": ([1, 2, 4], [1e-300, 1e-300, 1e-300]),
@@ -159,54 +157,42 @@ LINKS = Links(FAST, SLOW)
 BATCH = 512
 
 
-def line(operation: str, scope: str, ranks: int, nodes: int, link: Link) -> comm.Line:
-    """What the benchmark would fit to an operation over such links."""
-    latency, both = (
-        message_s(Message(operation, size, Scope(ranks, nodes)), Links(link, link))
-        for size in (0, 1e9)
-    )
+def line(operation: str, scope: str, ranks: int, nodes: int, times: Link) -> comm.Line:
     facts = {"operation": operation, "scope": scope, "ranks": ranks, "nodes": nodes}
-    slope = (both - latency) / 1e9
-    return comm.Line(**facts, latency_s=latency, s_per_byte=slope, worst_share=0.0)
+    return comm.Line(**facts, **vars(times), worst_share=0.0)
 
 
 def test_links_are_those_that_the_benchmark_went_over() -> None:
     pairs = [line("sendrecv", "intra_node", 2, 1, FAST), line("sendrecv", "inter_node", 2, 2, SLOW)]
-    other = Link(3e-6, 3e-9)
-    cases = {
-        (*pairs,): (FAST, SLOW),
-        (*pairs, line("all_reduce", "all", 4, 1, other)): (other, SLOW),
-        (*pairs, line("all_reduce", "all", 4, 4, other)): (FAST, other),
-        (*pairs, line("all_reduce", "all", 4, 2, other)): (FAST, SLOW),  # a mix of both kinds
-    }
-    for lines, expected in cases.items():
-        found = links_of(lines)
+    # Of four ranks a ring has three hops, twice, and each link carries 1.5 times the bytes.
+    other, ring = Link(3e-6, 3e-9), Link(18e-6, 4.5e-9)
+    for nodes, expected in ((1, (other, SLOW)), (4, (FAST, other)), (2, (FAST, SLOW))):
+        found = links_of([line("all_reduce", "all", 4, nodes, ring), *pairs])
         for link, one in zip((found.intra, found.inter), expected, strict=True):
-            assert (link and vars(link)) == (one and pytest.approx(vars(one))), lines
+            assert link and vars(link) == pytest.approx(vars(one)), nodes  # two: of both kinds
+    assert links_of(pairs) == LINKS
+    with pytest.raises(UsageError, match="no line fits its sizes within 50 %"):
+        links_of([replace(line, worst_share=0.6) for line in pairs])
 
 
-FOUR = Scope(4)
-FSDP = {"strategy": "fsdp", "shard_groups": (2000,), "kept_groups": (2000,)}
+def sent(**counts: tuple[int, int]) -> list[Message]:
+    """Messages of a step over four ranks by their operation: their bytes, and how many."""
+    return [Message(name, size, Scope(4), n) for name, (size, n) in counts.items()]
 
 
-def sent(*words: str) -> list[Message]:
-    """Messages of a step, as "all_gather 4000 x2"."""
-    found = [re.fullmatch(r"(\w+) (\d+)(?: x(\d))?", word) for word in words]
-    return [Message(m[1], int(m[2]), FOUR, int(m[3] or 1)) for m in found if m]
-
-
+KEPT = {"strategy": "fsdp", "kept_groups": (2000,)}
 MESSAGES = [
-    ({}, sent(f"all_reduce {20 << 20} x2")),
-    ({"ddp_comm_hook": "bf16"}, sent(f"all_reduce {10 << 20} x2")),
+    ({}, sent(all_reduce=(20 << 20, 2))),
+    ({"ddp_comm_hook": "bf16"}, sent(all_reduce=(10 << 20, 2))),
     ({"ddp_comm_hook": "powersgd"}, None),
-    ({"strategy": "fsdp"}, sent(f"all_gather {40 << 20} x2", f"reduce_scatter {40 << 20}")),
-    (FSDP | {"precision": "bf16", "accumulate": 3},
-     sent("all_gather 1000 x6", "reduce_scatter 2000", "all_gather 1000 x3",
-          "reduce_scatter 2000")),
-    (FSDP | {"precision": "fp16", "fsdp_reduce_fp32": False, "fsdp_reshard_after_forward": False,
-             "shard_groups": ()}, sent("all_gather 1000", "reduce_scatter 1000")),
-    (FSDP | {"nodes": 2, "fsdp_hybrid_replicas": 2, "shard_groups": ()},
-     [*sent("all_gather 2000", "reduce_scatter 2000"),
+    ({"strategy": "fsdp"}, sent(all_gather=(40 << 20, 2), reduce_scatter=(40 << 20, 1))),
+    (KEPT | {"precision": "bf16", "accumulate": 3, "shard_groups": (4000,)},
+     [*sent(all_gather=(2000, 6), reduce_scatter=(4000, 1)),
+      *sent(all_gather=(1000, 3), reduce_scatter=(2000, 1))]),
+    (KEPT | {"precision": "fp16", "fsdp_reduce_fp32": False, "fsdp_reshard_after_forward": False},
+     sent(all_gather=(1000, 1), reduce_scatter=(1000, 1))),
+    (KEPT | {"nodes": 2, "fsdp_hybrid_replicas": 2},
+     [*sent(all_gather=(2000, 1), reduce_scatter=(2000, 1)),
       Message("all_reduce", 500, Scope(2, 2, 4))]),
     ({"strategy": "pp"}, None),
 ]  # fmt: skip
@@ -255,8 +241,13 @@ def test_measured_links_say_what_a_second_node_costs(modelled_study: None) -> No
     (line,) = forecast_table(results, [known]).to_dict("records")
     assert (line["nodes"], line["law"]) == (2, "measured links")
     assert line["node_hours"] == pytest.approx(2 * line["time_s"] / 3600)
-    (unknown,), (why,) = forecasts(results, (16,), per_node=8, links=Links(FAST, None))
-    assert not unknown.prediction.sent and "the link between nodes is not known" in why
+    unsaid = replace(results, runs=results.runs.assign(parameters=None))
+    for study, links, why in (
+        (results, Links(FAST, None), "the link between nodes is not known"),
+        (unsaid, LINKS, "what it sends is known of ddp"),
+    ):
+        (unknown,), (said,) = forecasts(study, (16,), per_node=8, links=links)
+        assert not unknown.prediction.sent and why in said
 
 
 def test_a_measured_size_sends_between_the_nodes_that_it_was_on(monkeypatch) -> None:
@@ -298,9 +289,6 @@ def test_the_command_takes_measured_links_and_the_work_of_a_project(
     html = (logs() / "s" / "report.html").read_text()
     assert "<h2>A whole project</h2>" in html and "<td>ddp (forecast)</td>" in html
     (logs() / "s" / "forecast.csv").unlink()
-    times[1 << 20] = 1.0  # far from the line of the other sizes
-    samples = (comm.sample("all_reduce", "all", 2, 1, n, [t], True) for n, t in times.items())
-    path.write_text(comm.to_csv(samples))
     for wrong, text in (
         (["--comm", "absent.csv", "--forecast", "16"], "cannot read absent.csv"),
         (["--forecast", "3"], "measured up to 8"),
@@ -308,7 +296,6 @@ def test_the_command_takes_measured_links_and_the_work_of_a_project(
         (["--gpus-per-node", "4"], "no effect without --forecast"),
         (["--work", "some tokens"], "an amount and its unit, as"),
         (["--work", "9 tokens", "--forecast", "16"], "measured images, as '1000 images'"),
-        (["--comm", str(path), "--forecast", "16"], "no line fits its sizes within 50 %"),
     ):
         assert cli.plot_main(["s", *wrong]) == 2
         assert text in capsys.readouterr().err

@@ -1,11 +1,9 @@
 """The five lines of the verdict: studies of known cause, sentences against the truth."""
 
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from jobkit.analysis.collect.results import Results
@@ -104,10 +102,6 @@ def drifting(row: dict[str, Any]) -> None:
     row["throughput"] *= 1 - 0.1 * (row["start_time_s"] - 1.7e9) / 12_000
 
 
-def disturbed(row: dict[str, Any]) -> None:
-    row |= {"start_time_s": 1.7e9, "end_time_s": 1.7e9 + 900}
-
-
 GOOD, LOW = (1, 0.98, 0.95, 0.92), (1, 0.98, 0.95, 0.743)
 SENT = [1 / n / (1 / n + 0.08 * (1 - 1 / n)) for n in SIZES]
 WARM = {8: (0.5, 0.8, 0.95, 1.05)}
@@ -115,162 +109,101 @@ WARM = {8: (0.5, 0.8, 0.95, 1.05)}
 CASES: dict[str, tuple[Callable[[], Results], list[str], list[str]]] = {
     "data at every size": (
         lambda: study((1, 0.995, 0.99, 0.985), lambda n: (0.25 / n, 0.25 / n, 0.001)),
-        ["Every size waits for data 49% to 50% of the time: mend that first. Request 8 GPUs"], [],
-    ),
-    "GPUs that are idle": (
-        lambda: study(GOOD, None, lambda row: row.update(gpu_busy_mean=0.31)),
-        ["The host is the limit: ", "busy 31% of the time. Request 8 GPUs with ddp: "], [],
-    ),
-    "a faster serial run": (
-        lambda: study((1, 0.99, 0.98, 0.965), single={1: [1250.0, 1245, 1255]}),
+        ["Every size waits for data 49% to 50% of the time: mend that first. Request 8 GPUs"], []),
+    "GPUs that are idle": (lambda: study(GOOD, None, lambda row: row.update(gpu_busy_mean=0.31)),
+        ["The host is the limit: ", "busy 31% of the time. Request 8 GPUs with ddp: "], []),
+    "a faster serial run": (lambda: study((1, 0.99, 0.98, 0.965), single={1: [1250.0, 1245, 1255]}),
         ["Request 1 GPU with single.", "77% efficiency", "ddp on 1 is 20% slower than single"],
-        ["7.7 times"],
-    ),
+        ["7.7 times"]),
     "two of three failed": (
         lambda: study(GOOD, sending, failing("failed", "rank 3: NCCL timeout", 1)),
         ["Request 4 GPUs", "; on 8 GPUs 2 of 3 runs are not ok (NCCL timeout)",
-         "10 of 12 runs ok."], ["Request 8"],
-    ),
+         "10 of 12 runs ok."], ["Request 8"]),
     "all failed": (  # two of three alike, and the third is the last by its letters
         lambda: study(GOOD, sending, lambda row: failing("oom", (
             *["rank 3: torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB"] * 2,
             "rank 5: OSError: no space left")[row["repeat"]], 0)(row)),
         ["Request 4 GPUs", "on 8 GPUs 3 of 3 runs are not ok (CUDA out of memory)"],
-        ["8 GPUs with"],
-    ),
-    "other devices": (
-        lambda: study((1, 0.98, 0.95, 0.461), calm, at_8(device="V100")),
+        ["8 GPUs with"]),
+    "other devices": (lambda: study((1, 0.98, 0.95, 0.461), calm, at_8(device="V100")),
         ["8 GPUs had another device (V100, not A100)", "seems to fall below 80% at 8 GPUs: 46%",
-         "96% of the loss is outside of what was measured; another device"], ["because"],
-    ),
-    "another commit": (
-        lambda: study((1, 0.98, 0.95, 0.768), calm, at_8(git_commit="b" * 40)),
-        ["8 GPUs had another commit", "88% of the loss is outside of what was"], ["because"],
-    ),
+         "96% of the loss is outside of what was measured; another device"], ["because"]),
     "another driver in one run": (
         lambda: study((1, 0.98, 0.95, 0.789), calm, lambda row: row["repeat"] or at_8(
             driver_version="535")(row)),
         ["8 GPUs had another driver in some runs (535)", "what was measured; another driver in"],
-        ["because", "nothing"],
-    ),
-    "load of other programs at one size": (
-        lambda: study(LOW, calm, lambda row: row.update(
+        ["because", "nothing"]),
+    "load of other programs at one size": (lambda: study(LOW, calm, lambda row: row.update(
             other_load_mean=0.3 if row["world_size"] == 8 else 0.0)),
         ["Other processes used up to 30% of the cores in 3 of 12 runs",
          "what was measured; other programs used 30% of the cores, 0% before"],
-        ["because", "nothing", "8 GPUs had"],
-    ),
+        ["because", "nothing", "8 GPUs had"]),
     "other programs at all sizes": (
         lambda: study(LOW, sending, lambda row: row.update(other_load_mean=0.6, device_type="cpu")),
         ["Other processes used up to 60% of the cores in 12 of 12 runs (most in ",
          "): measure again on an idle machine. Until then nothing can be requested."],
-        ["Request", "because"],
-    ),
+        ["Request", "because"]),
     "two sizes failed": (
         lambda: study(GOOD, sending, lambda row: failing("failed", "rank 3: NCCL timeout", 1)(
             row) if row["world_size"] != 4 else row.update(
             status="oom", reason="CUDA out of memory", throughput=None, time_per_epoch_s=None)),
         ["Request 2 GPUs", "on 4 GPUs 3 of 3 runs are not ok", "at 92% efficiency (1 of 3 runs)",
-         "up to 8 GPUs: 92% [89, 95 at 95%] (1 of 3 runs)."], [],
-    ),
-    "one cancelled, one failed, one waits": (
-        lambda: study(GOOD, sending, lambda row: failing(*(
+         "up to 8 GPUs: 92% [89, 95 at 95%] (1 of 3 runs)."], []),
+    "one cancelled, one failed, one waits": (lambda: study(GOOD, sending, lambda row: failing(*(
             ("cancelled", "Slurm job 7: CANCELLED by 1000"), ("pending", None),
             ("failed", "rank 3: exit code 1"))[row["repeat"]], 0)(row)),
-        ["on 8 GPUs 3 of 3 runs are not ok (exit code 1)"], ["CANCELLED", "pending"],
-    ),
+        ["on 8 GPUs 3 of 3 runs are not ok (exit code 1)"], ["CANCELLED", "pending"]),
     "all caveats that stand with the request": (
         lambda: study((1, 0.9, 0.805, 0.6), sending, lambda row: (learning(row), at_8(
             driver_version="535")(row), failing("failed", "NCCL timeout after an hour", 2)(row))),
         ["; undecided whether above 80%: repeat 1 and 4 GPUs; on 8 GPUs 1 of 3 runs are not ok (",
          "NCCL timeout after an hour); accuracy falls from 90.2% to 80.3% on 8 GPUs: tune first.",
          "Efficiency seems to fall below 80% at 8 GPUs: 60% [59, 61 at 95%] (2 of 3 runs).\n",
-         "\n11 of 12 runs ok."], [],
-    ),
-    "a busy machine, an accuracy that falls, one run a size": (
-        lambda: study((1, 0.9, 0.805, 0.6), calm, lambda row: (learning(row), row.update(
-            device_type="cpu", other_load_mean=0.0), at_8(other_load_mean=0.3)(row)), repeats=1),
-        ["repeat 1 and 4 GPUs; accuracy falls from 90.2% to 80.3% on 8 GPUs: tune first; ",
-         "one run a size: differences may be chance", "fall below 80% at 8 GPUs: 59%"], [],
-    ),
+         "\n11 of 12 runs ok."], []),
     "more to say than 100 words": (
         lambda: study((1, 0.95, 0.81, 0.74), calm, lambda row: row.update(
             other_load_mean=0.3 if row["world_size"] == 8 else 0.0, epochs_done=3, val_loss=1.0,
             val_accuracy=0.9, python_version="3.12" if row["world_size"] == 8 else "3.11"),
             repeats=1),
-        ["measure again on an idle machine. Request 4 GPUs with ddp", "; one run a size: "], [],
-    ),
-    "GPUs that others use": (
-        lambda: study(GOOD, calm, lambda row: row.update(gpu_processes_max=2)),
-        ["GPUs of 12 runs"], [],
-    ),
-    "a small machine that is busy": (
-        lambda: study((1, 0.7, 0.6, 0.5), calm, lambda row: row.update(
+        ["measure again on an idle machine. Request 4 GPUs with ddp", "; one run a size: "], []),
+    "GPUs that others use": (lambda: study(GOOD, calm, lambda row: row.update(gpu_processes_max=2)),
+        ["GPUs of 12 runs"], []),
+    "a small machine that is busy": (lambda: study((1, 0.7, 0.6, 0.5), calm, lambda row: row.update(
             device_type="cpu", threads_used=8 // row["world_size"],
             other_load_mean=0.2 if row["world_size"] == 2 else 0.0), repeats=1),
         ["Request 1 GPU with ddp; 8 GPUs had another thread count (1, not 8: set --threads 1)",
-         "; another thread count (4, not 8: set --threads 1), other programs used 20%"], [],
-    ),
-    "the cores as threads": (
-        lambda: study(GOOD, calm, lambda row: row.update(
-            device_type="cpu", threads_used=8 // row["world_size"])),
-        ["8 GPUs had another thread count (1, not 8: set --threads 1)"], [],
-    ),
-    "time between the steps": (
-        lambda: study(LOW, calm),
+         "; another thread count (4, not 8: set --threads 1), other programs used 20%"], []),
+    "time between the steps": (lambda: study(LOW, calm),
         ["falls below 80% at 8 GPUs: 74%", "of the loss is outside of what was measured; nothing "],
-        ["because"],
-    ),
+        ["because"]),
     "a warm-up left in": (
         lambda: study(LOW, calm, epochs=lambda n: WARM.get(n, (0.9, 0.99, 1, 1.01))),
         ["rates still rise by 31% within runs, as in a warm-up: train longer", "seems to fall"],
-        ["because"],
-    ),
-    "communication": (
-        lambda: study(SENT, sending),
+        ["because"]),
+    "communication": (lambda: study(SENT, sending),
         ["falls below 80% at 8 GPUs: 64%", ", because exposed communication takes 36% of the step"],
-        ["outside"],
-    ),
-    "two kinds of nodes": (
-        lambda: study((1, 0.98, 0.95, 0.935), sending, two_kinds, repeats=5),
-        ["runs on slow0, slow1, slow2 are 20% slower: without them parallel efficiency is 93%"], [],
-    ),
-    "an accuracy that falls": (
-        lambda: study((1, 0.997, 0.99, 0.985), calm, learning),
-        ["Request 8 GPUs", "accuracy falls from 90.2% to 80.3% on 8 GPUs: tune first"], [],
-    ),
-    "sizes in their order": (
-        lambda: study((1, 0.95, 0.9, 0.845), calm, in_order),
-        ["sizes ran in their order, so a drift looks like scaling", "seems to stay above"], [],
-    ),
-    "a drift": (
-        lambda: study(GOOD, calm, drifting), ["rates drift by -10% over the study"], [],
-    ),
+        ["outside"]),
+    "two kinds of nodes": (lambda: study((1, 0.98, 0.95, 0.935), sending, two_kinds, repeats=5),
+        ["runs on slow0, slow1, slow2 are 20% slower: without them parallel efficiency is 93"], []),
+    "sizes in their order": (lambda: study((1, 0.95, 0.9, 0.845), calm, in_order),
+        ["sizes ran in their order, so a drift looks like scaling", "seems to stay above"], []),
+    "a drift": (lambda: study(GOOD, calm, drifting), ["rates drift by -10% over the study"], []),
     "repeats that share nodes": (
         lambda: study(GOOD, calm, lambda row: row.update(node_list=f"n{row['world_size']}")),
-        ["; repeats shared their nodes: intervals are too narrow", "seems to stay above 80%"], [],
-    ),
-    "jobs that share nodes": (
-        lambda: study(GOOD, calm, disturbed),
-        ["12 runs shared nodes (n0, n1, n2, n3 and 1 more) with others: use --exclusive"], [],
-    ),
-    "one run of each": (
-        lambda: study((1, 0.95, 0.9, 0.845), calm, repeats=1),
+        ["; repeats shared their nodes: intervals are too narrow", "seems to stay above 80%"], []),
+    "jobs that share nodes": (lambda: study(GOOD, calm, lambda row: row.update(start_time_s=1.7e9)),
+        ["12 runs shared nodes (n0, n1, n2, n3 and 1 more) with others: use --exclusive"], []),
+    "one run of each": (lambda: study((1, 0.95, 0.9, 0.845), calm, repeats=1),
         ["undecided whether above 80%: repeat 1 and 8 GPUs; one run a size: differences may be"],
-        ["["],
-    ),
-    "a slow base": (
-        lambda: study((1, 1.2, 1.3, 1.54), calm),
-        ["154% on 8 GPUs is above ideal: repeat the base, 1 GPU"], ["fall"],
-    ),
-    "nothing wrong": (
-        lambda: study(GOOD, calm),
+        ["["]),
+    "a slow base": (lambda: study((1, 1.2, 1.3, 1.54), calm),
+        ["154% on 8 GPUs is above ideal: repeat the base, 1 GPU"], ["fall"]),
+    "nothing wrong": (lambda: study(GOOD, calm),
         ["Request 8 GPUs with ddp: 7.36 times 1 GPU, parallel efficiency 92% [90, 94 at 95%], ",
          "6.77 s and 0.0019 node-hours per epoch.",
          "Fastest: ddp on 8 GPUs, 7,382 images/s at 92% efficiency.",
          "Efficiency stays above 80% up to 8 GPUs: 92% [90, 94 at 95%].", "All 12 runs ok."],
-        ["because", "undecided"],
-    ),
+        ["because", "undecided"]),
 }  # fmt: skip
 
 
@@ -306,6 +239,8 @@ def test_a_study_of_known_cause_gets_the_lines_of_an_expert(name: str) -> None:
         ({"ddp": {1: [1e9] * 2, 2: [1.9e9] * 2}}, ["efficiency 95% [95, 95 at 95%].\n"]),
         ({"ddp": {4: [300.0]}, "fsdp": {4: [200.0]}},
          ["No size to request: only one was measured"]),
+        # Where the interval has the threshold in it nothing is sure.
+        ({"ddp": {1: [100.0, 103], 2: [155.0, 162]}}, ["seems to fall below 80% at 2 GPUs: 78%"]),
         # A size beyond a dip is requested where it is certain.
         ({"ddp": {1: [100.0, 100.2], 2: [154.0, 154.2], 4: [340.0, 340.5], 8: [688.0, 689.0]}},
          ["Request 8 GPUs with ddp: 6.88 times 1 GPU", "falls below 80% at 2 GPUs: 77%"]),
@@ -401,61 +336,6 @@ def test_the_request_follows_the_sizes_on_the_fewest_nodes() -> None:
     assert not [line for line in both if "below" in line]
 
 
-Truth = dict[str, dict[int, float]]
-
-
-def studies(count: int) -> Iterator[tuple[Results, Truth]]:
-    """Studies of two series by Amdahl's law, and their true rates."""
-    rows, truths = list[dict[str, Any]](), list[Truth]()
-    for seed in range(count):
-        g = np.random.default_rng([9, seed])
-        truth = {
-            name: {n: float(x * n / (1 + 10 ** g.uniform(-2.5, -0.8) * (n - 1))) for n in SIZES}
-            for name, x in (("ddp", 1000.0), ("fsdp", 1000.0 * g.uniform(0.85, 1)))
-        }
-        repeats, sd = int(g.choice([1, 2, 3, 5])), g.uniform(0.01, 0.05)
-        drawn = {
-            name: {n: list(x * np.exp(sd * g.standard_normal(repeats))) for n, x in sizes.items()}
-            for name, sizes in truth.items()
-        }
-        truths.append(truth)
-        rows += [row | {"study": str(seed)} for row in runs_of(drawn)]
-    # A table of all their runs at once costs least.
-    for seed, own in frame(rows, RESULTS).groupby("study", sort=False):
-        yield results_from(own), truths[int(seed)]
-
-
-def is_true(line: str, truth: Truth) -> bool | None:
-    """Whether a sentence that claims without doubt is true; None where it claims nothing so."""
-    if any(doubt in line for doubt in ("undecided", "seems to", "may ")):
-        return None
-    share = lambda name, n: truth[name][n] / truth["ddp"][1] / n  # noqa: E731
-    own = lambda name, n: truth[name][n] / truth[name][1] / n  # noqa: E731
-    if found := re.match(rf"Efficiency falls below 80% at {GPUS} \((\w+):", line):
-        return min(share(found[2], int(found[1])), own(found[2], int(found[1]))) < 0.8
-    if found := re.match(rf"Efficiency stays above 80% up to {GPUS} \((\w+):", line):
-        return all(own(found[2], n) >= 0.8 for n in SIZES if n <= int(found[1]))
-    if found := re.match(rf"Request {GPUS} with (\w+): ", line):
-        return own(found[2], int(found[1])) >= 0.8
-    if found := re.match(rf"Fastest: (\w+) on {GPUS}, ", line):
-        best = max((x, name) for name, sizes in truth.items() for x in sizes.values())
-        return truth[found[1]][int(found[2])] == best[0]
-    return None
-
-
-def test_of_the_sentences_of_100_studies_2_in_100_are_false_at_most() -> None:
-    judged = []
-    for results, truth in studies(100):
-        sentences = verdict(results, "GPUs")
-        if pd.isna(results.scaling["spread_from"]).all():
-            assert re.search("; one run a size: differences may be chance", sentences[0])
-            continue  # said of all its differences
-        judged += [(f, line) for line in sentences if (f := is_true(line, truth)) is not None]
-    false = [line for found, line in judged if not found]
-    assert len(judged) > 50
-    assert len(false) <= 0.02 * len(judged), false
-
-
 def test_a_study_of_failed_runs_says_why_and_names_its_time_as_one_without() -> None:
     rows = runs_of({"train": {1: [1671.0], 2: [1.0], 4: [1.0]}})
     for row in rows:
@@ -467,10 +347,8 @@ def test_a_study_of_failed_runs_says_why_and_names_its_time_as_one_without() -> 
     assert lines[1].startswith("0 of 3 runs ok; on 4 GPUs 1 of 1 runs are not ok (No module named")
     rows[0] |= {"status": "ok", "throughput": 1671.0, "throughput_unit": "runs/h"}
     results = results_from(frame(rows, RESULTS))
-    assert {*results.scaling["time_of"]} == {"run"}
-    assert {*results.scaling["throughput_unit"]} == {"runs/h"}
-    table = proposal_table(results, "GPUs")
-    assert "time per run, start-up included (s)" in table.heads
+    assert {(s.time_of, s.throughput_unit) for s in results.sizes} == {("run", "runs/h")}
+    assert "time per run, start-up included (s)" in proposal_table(results, "GPUs").heads
     assert "; on 4 GPUs 1 of 1 runs are not ok (" in verdict(results, "GPUs")[0]
     assert proposal_table(nothing, "GPUs").notes[0].endswith(" No size is compared with another.")
 
@@ -483,8 +361,7 @@ def test_dp_counts_as_the_gpus_that_it_computes_on() -> None:
     with_dp = results_from(runs)
     assert verdict(with_dp, "GPUs")[1].startswith("Fastest: dp on 4 GPUs, ")
     table = proposal_table(with_dp, "GPUs")
-    gpus = table.heads.index("GPUs")
-    assert {(row[0], row[gpus]) for row in table.rows} == {("ddp", "1"), ("ddp", "2"), ("dp", "4")}
+    assert {(*row[:2],) for row in table.rows} == {("ddp", "1"), ("ddp", "2"), ("dp", "4")}
     (dp,) = [size for size in with_dp.sizes if size.series == "dp"]
     low, high = ends_of(dp, "throughput_per_rank") or (0, 0)
     assert low < 95 < high and dp.throughput_per_rank == 95
@@ -514,14 +391,13 @@ def test_loss_and_accuracy_differ_where_the_ranges_of_the_repeats_do() -> None:
     assert "; accuracy falls from 90.0% to 80.0% on 2 GPUs: tune first" in once[0]
 
 
-@pytest.mark.parametrize(
-    ("column", "value"), [("epochs_done", 2), ("model", "mlp"), ("status", "failed")]
-)
-def test_losses_of_unlike_runs_are_not_compared(column: str, value: object) -> None:
+def test_losses_of_unlike_runs_are_not_compared() -> None:
     runs = learnt("val_loss", {"ddp": {1: [1.5], 2: [1.6]}}).runs
-    assert any("Loss rises" in line for line in verdict(results_from(runs), "GPUs"))
-    runs.loc[runs["world_size"] == 2, column] = value
-    assert not any("Loss" in line for line in verdict(results_from(runs), "GPUs"))
+    assert "Loss rises" in " ".join(verdict(results_from(runs), "GPUs"))
+    for column, value in (("epochs_done", 2), ("model", "mlp"), ("status", "failed")):
+        unlike = runs.copy()
+        unlike.loc[runs["world_size"] == 2, column] = value
+        assert "Loss" not in " ".join(verdict(results_from(unlike), "GPUs")), column
 
 
 def test_which_series_needs_the_least_memory() -> None:
@@ -555,31 +431,23 @@ def test_the_hours_of_a_whole_project() -> None:
             project_table(results, work, 1, "GPUs")
 
 
-@pytest.mark.parametrize(
-    ("sources", "said"),
-    [
-        (("inferred", "inferred"), "samples are inferred from the batches: state --work-per-step"),
-        (("inferred", "stated"), "in 1 of 2 runs: "),
-        (("counted", "stated"), ""),
-        ((None, None), ""),
-    ],
-)
-def test_samples_that_are_inferred_are_said(sources, said) -> None:
-    rows = runs_of({"train": {1: [100.0], 2: [200.0]}})
-    for row, work in zip(rows, sources, strict=True):
-        row |= {"throughput_unit": "samples/s", "throughput_source": "auto", "work_source": work}
-    first = verdict(results_from(frame(rows, RESULTS)), "GPUs")[0]
-    assert said in first and ("inferred" in first) is bool(said)
+def test_samples_that_are_inferred_are_said() -> None:
+    runs = results_of({"train": {1: [100.0], 2: [200.0]}}).runs
+    for sources, said in (
+        (["inferred"] * 2, "samples are inferred from the batches: state --work-per-step"),
+        (["inferred", "stated"], "in 1 of 2 runs: "),
+        (["counted", "stated"], ""),
+    ):
+        first = verdict(results_from(runs.assign(work_source=sources)), "GPUs")[0]
+        assert said in first and ("inferred" in first) is bool(said)
 
 
 def test_of_several_kinds_of_rates_the_first_is_told_and_the_others_are_named() -> None:
     rows = []
     for scaling, unit in (("strong", "x/s"), ("weak", "x/s"), (None, "y/s")):
         rates = {1: [100.0, 101.0], 2: [190.0, 191.0], 4: [300.0, 301.0]}
-        rows += [
-            row | {"throughput_unit": unit}
-            for row in runs_of({f"{unit} {scaling or 'z'}": rates}, scaling)
-        ]
+        own = runs_of({f"{unit} {scaling or 'z'}": rates}, scaling)
+        rows += [row | {"throughput_unit": unit} for row in own]
     lines = verdict(results_from(frame(rows, RESULTS)), "GPUs")
     assert lines[0].startswith("Request 2 GPUs with x/s strong: ")
     words = " The table has unstated scaling in y/s; weak scaling in x/s too."

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.figures import style
 from jobkit.analysis.findings.causes import size_breakdowns
+from jobkit.analysis.scaling.sizes import fewest_nodes
 
 _MAX_SERIES = 3  # side by side
 _MAX_LABELLED = 12  # bars with numbers
@@ -39,7 +40,8 @@ def why_figure(results: Results) -> Figure | None:
     milli = max(one.row["breakdown_iteration_s"] for one in shown) < 1
     factor, word = (1000, "milliseconds") if milli else (1, "seconds")
     for column, name in enumerate(names):
-        own = [one for one in shown if one.size.series == name]
+        line = fewest_nodes([one.size for one in shown], name)
+        own = [one for one in shown if one.size in line]
         bars = []
         for one in own:
             seconds = [float(one.row[f"breakdown_{part[0]}_s"]) for part in _PARTS]
@@ -48,12 +50,7 @@ def why_figure(results: Results) -> Figure | None:
         sums = [sum(bar) or 1.0 for bar in bars]
         # Seconds would hide what is lost at large sizes: in strong scaling their steps are short.
         shares = [[100 * x / total for x in bar] for bar, total in zip(bars, sums, strict=True)]
-        ranks = [one.size.world_size for one in own]
-        labels = [
-            f"{n}" if ranks.count(n) == 1 else f"{one.size.nodes}x{one.size.ranks_per_node}"
-            for n, one in zip(ranks, own, strict=True)
-        ]
-        _draw_bars(axes[column], shares, labels, sums)
+        _draw_bars(axes[column], shares, [str(one.size.world_size) for one in own], sums)
         axes[column].set_xlabel(f"{style.unit(results)}\n{textwrap.fill(name, 36)}")
     axes[0].set_ylabel(f"% of a step (above: its {word})")
     for panel, name in zip(axes[len(names) :], names, strict=bool(late)):
