@@ -61,6 +61,7 @@ class SizeBreakdown:
     size: Size
     row: Row  # of results.csv, of the run that stands for the size
     first: Size  # the smallest size of the series that has a breakdown
+    first_row: Row
     own: dict[str, float]
     base: dict[str, float]  # of the first size
 
@@ -97,7 +98,7 @@ def size_breakdowns(results: Results) -> list[SizeBreakdown]:
     belong together. A series whose runs must not be compared is left out.
     """
     breakdowns: list[SizeBreakdown] = []
-    firsts: dict[str, tuple[Size, dict[str, float]]] = {}
+    firsts: dict[str, tuple[Size, Row, dict[str, float]]] = {}
     for size in results.sizes:
         # Of another program the work of a step follows from what was measured of whole runs.
         work = size.global_batch_size or (size.throughput or 0) * (size.step_time_s or 0)
@@ -110,10 +111,10 @@ def size_breakdowns(results: Results) -> list[SizeBreakdown]:
         }
         if rows:
             row, own = rows[median_low(rows)]
-            first, base = firsts.setdefault(size.series, (size, own))
+            first, of_first, base = firsts.setdefault(size.series, (size, row, own))
             scale = base["computation"]
             own, base = (x | {"computation": x["computation"] / scale} for x in (own, base))
-            breakdowns.append(SizeBreakdown(size, row, first, own, base))
+            breakdowns.append(SizeBreakdown(size, row, first, of_first, own, base))
     return breakdowns
 
 
@@ -127,21 +128,20 @@ def cause_of(results: Results, size: Size) -> str:
     base = base_of(results, size)
     different = differences(results, size, base) if base else []
     first = next(s for s in results.sizes if s.series == size.series and s.speed_up)
-    before = -math.log(first.efficiency or 1)
     total = -math.log(size.efficiency)
-    if before > _NAMED * max(before, total):  # another strategy is faster on one rank
-        slower = f"{size.series} on {first.world_size} is {1 - (first.efficiency or 1):.0%} slower"
-        return f", because {slower} than {size.base_series}"
     measured = (one for one in size_breakdowns(results) if one.size == size and one.first != size)
     own = next(measured, None)
     factors = _of_breakdown(own) if own else _of_waiting(results, size, first)
-    total += math.log((own.first if own else first).efficiency or 1)
+    serial = first.efficiency or 1
+    if serial < 1 and first.world_size == first.devices == 1:  # another strategy is faster on one
+        slower = f"{size.series} on 1 is {1 - serial:.0%} slower than {size.base_series}"
+        factors |= {"serial": (serial, slower)}
     explained = math.prod(factor for factor, _ in factors.values())
     known = -math.log(explained)
     ends = size.interval("efficiency")
     half = math.log(ends[1] / ends[0]) / 2 if ends and ends[0] > 0 else 0.0
     gap = total - known
-    close = abs(gap) <= max(half, _MIN_TOLERANCE, _TOLERANCE * total)
+    close = abs(gap) <= max(half, _MIN_TOLERANCE, _TOLERANCE * total) and 2 * known >= total
     words = " and ".join(_named(factors, total if gap > 0 and not close else known))
     if not factors:
         text = "; what it is lost to was not measured"
@@ -153,8 +153,9 @@ def cause_of(results: Results, size: Size) -> str:
         text = f"; its profiled steps show {explained:.0%}, as {words}" if own else f"; {words}"
     else:
         different = different or ["nothing that is recorded differs"]
-        text = f"; {f'{words}, but ' if words else ''}{gap / total:.0%} of the loss is outside of "
-        text += "what was measured"
+        share = min(1.0, gap / total)  # what was measured may be less of a loss than at the base
+        text = f"; {f'{words}, but ' if words else ''}{share:.0%} of the loss is outside of what "
+        text += "was measured"
     return "; ".join(filter(None, [text, ", ".join(different)])) if text else ""
 
 
@@ -176,16 +177,24 @@ def _of_breakdown(one: SizeBreakdown) -> Factors:
     row, own, base = one.row, one.own, one.base
     slowest, iteration = row["breakdown_useful_max_s"], row["breakdown_iteration_s"]
     wait = (row["breakdown_busy_max_s"] - slowest) / iteration
-    # The ranks besides the slowest, so that its time is not in what all ranks compute.
+    # The ranks besides the slowest, so that their time is not in what all ranks compute.
     ranks, useful = one.size.world_size or 1, row["breakdown_compute_s"] + row["breakdown_host_s"]
-    others = (ranks * useful - slowest) / (ranks - 1) if ranks > 1 else slowest
-    others = min(others or slowest, slowest)
+    rank, host = row.get("breakdown_late_rank"), row.get("breakdown_late_host")
+    slow = min((one.size.ranks_per_node or 1) if host and rank is None else 1, ranks - 1)
+    others = (ranks * useful - slow * slowest) / (ranks - slow)
+    others = min(others, slowest) if others > 0 else slowest
     uneven = slowest / others
     computation = own["computation"] * useful / others
     grown = base["computation"] / computation - 1
-    rank, host = row.get("breakdown_late_rank"), row.get("breakdown_late_host")
-    late = "the slowest rank" if rank is None else f"rank {rank}"
-    late += f" on {host}" if host else ""
+    late = f"rank {rank}" if rank is not None else "the slowest rank"
+    late = f"{late if slow < 2 else 'each rank'} on {host}" if host else late
+    # The rank-seconds of a sample, of which the host's part may have grown more than compute.
+    before = one.first_row["breakdown_compute_s"] + one.first_row["breakdown_host_s"]
+    compute_more, host_more = (
+        row[part] / (own["computation"] * useful)
+        - base["computation"] * one.first_row[part] / before
+        for part in ("breakdown_compute_s", "breakdown_host_s")
+    )
     work = "runs host code" if row.get("breakdown_late_cause") == "host" else "computes"
     words = {
         "communication": f"exposed communication takes {1 - own['communication']:.0%} of the step",
@@ -193,7 +202,9 @@ def _of_breakdown(one: SizeBreakdown) -> Factors:
         f"{1 - own['random_balance']:.0%} of the step",
         "data_wait": f"waiting for data takes {wait:.0%} of the step",
         "load_balance": f"{late} {work} {uneven - 1:.0%} longer than the others",
-        "computation": f"computing a sample takes {grown:.0%} more rank-seconds",
+        "computation": f"a sample takes {grown:.0%} more rank-seconds, most in host code"
+        if host_more > compute_more
+        else f"computing a sample takes {grown:.0%} more rank-seconds",
     }
     shares = own | {"load_balance": base["load_balance"] / uneven, "computation": computation}
     return {name: (shares[name] / base[name], text) for name, text in words.items()}

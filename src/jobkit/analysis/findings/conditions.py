@@ -31,6 +31,7 @@ _DRIFT, _CHANCE = 0.02, 0.01  # change of the rate over a study; p value of the 
 _SLOW_NODE = 0.04  # how much slower runs on some nodes are
 _BY_CHANCE, _DRAWS, _MAX_DRAWN = 0.1, 200, 1000  # that slow runs have nodes of their own
 _FELL, _POINTS, _LOSS = 0.01, 0.005, 0.01  # of accuracy: to tune, worth a word; the same of a loss
+_LARGE = 20  # times what is worth a word: beyond doubt, though a repeat is still sound
 _SHOWN = 4
 _ENDED = ("cancelled", "preempted", *UNDER_WAY)  # nothing failed
 _INFERRED = "inferred"  # of the work of a step: nobody has stated it
@@ -48,20 +49,21 @@ class Caveat:
 
 def caveats(results: Results, unit: str, request: Size | None = None) -> list[Caveat]:
     """The caveats of a study, the gravest first; request: the size that is recommended."""
-    series = request.series if request else None
-    own = [s for s in results.sizes if series in (None, s.series)]
+    own = [s for s in results.sizes if request is None or s.series == request.series]
     compared = [s for s in own if s.efficiency]
+    base = base_of(results, request)
+    rated = [*own, base] if base and base not in own else own
     slow = list(_slow_nodes(results, request))
     return [
         *_before_all(results, compared, unit),
-        *([Caveat(failed, grave=True)] if (failed := failure(results, own, unit)) else ()),
-        *_accuracy(results, compared, unit),
+        *([Caveat(failed, grave=True)] if (failed := failure(results, own, unit, request)) else ()),
+        *_accuracy(results, compared, request, unit),
         *slow,
-        *_different(results, compared, unit),
-        *_unsteady(results),
-        *_drift(results, compared),
+        *_different(results, compared, request, unit),
+        *_unsteady(results, rated),
+        *_drift(results, compared, rated),
         *_nodes(results, compared),
-        *_few(results, compared, unit),
+        *_few(results, compared, request, unit),
         *(_outlying(own) if not slow else ()),
         *_inferred(results.runs),
     ]
@@ -78,13 +80,17 @@ def _before_all(results: Results, compared: Sequence[Size], unit: str) -> Iterat
     """A machine that others used, data that every size waits for, and GPUs that are idle."""
     if busy := busy_clause(results.rows[run] for size in results.sizes for run in size.ok_runs):
         yield Caveat(busy, doubts=True, first=True)
-    waits = []  # of the runs of a size, as far as it was measured
-    for rows in (rows_of(results, size) for size in compared):
+    waits, known = [], []  # of the runs of a size, as far as it was measured
+    for size in compared:
+        rows = rows_of(results, size)
         share, whole = median_of(rows, "data_wait_share"), median_of(rows, "breakdown_iteration_s")
         if whole and (share is None or rows[0].get("device_type") == "cuda"):  # which hides waiting
             share = (median_of(rows, "breakdown_data_wait_s") or 0.0) / whole
         waits.append(share or 0.0)
-    known = [s for s in compared if s.gpu_busy is not None]
+        talk = (median_of(rows, "breakdown_communication_s") or 0.0) / (whole or 1.0)
+        # A GPU that waits for data or others is not idle by its host.
+        if size.gpu_busy is not None and waits[-1] + talk < (1 - size.gpu_busy) / 2:
+            known.append(size)
     worst = min(known, key=lambda s: s.gpu_busy or 0, default=None)
     if waits and min(waits) >= _WAITING:
         ends = dict.fromkeys(f"{end:.0%}" for end in (min(waits), max(waits)))
@@ -97,12 +103,14 @@ def _before_all(results: Results, compared: Sequence[Size], unit: str) -> Iterat
         yield Caveat(text, first=True)
 
 
-def failure(results: Results, sizes: Sequence[Size], unit: str) -> str:
-    """How many runs of the worst of these sizes are not ok, and why; empty where all are ok."""
+def failure(results: Results, sizes: Sequence[Size], unit: str, request: Size | None = None) -> str:
+    """How many runs of the request, else the worst size, are not ok, and why; empty if all are."""
     bad = [s for s in sizes if s.not_ok]
     if not bad:
         return ""
     worst = max(bad, key=lambda s: (len(s.not_ok) / s.runs_planned, s.world_size or 0))
+    if request and request in bad:
+        worst = request
     named = f" with {worst.series}" if len({s.series for s in results.sizes}) > 1 else ""
     count = f"{len(worst.not_ok)} of {worst.runs_planned} runs are not ok"
     return f"on {where(worst, unit)}{named} {count} ({_reason_of(results, worst)})"
@@ -124,12 +132,12 @@ def _reason_of(results: Results, size: Size) -> str:
 
 @dataclass(frozen=True)
 class Change:
-    """What a loss or an accuracy does from the smallest to the largest size of a series."""
+    """What a loss or an accuracy does from the smallest size of a series to another one."""
 
     before: float
-    after: float
-    size: Size  # the largest one
-    matters: bool  # worth a word, and no repeat of one size is within those of the other
+    after: float  # NaN: no run has a number, as where the training diverged
+    size: Size  # where it changes most, else the largest one
+    matters: bool  # worth a word, and large, or no repeat is within those of the other size
 
     @property
     def fell(self) -> float:
@@ -137,20 +145,24 @@ class Change:
 
 
 def changes(results: Results, sizes: Sequence[Size], column: str) -> list[Change]:
-    """The change of a column in each series whose ends were trained for as many epochs."""
+    """The change of a column in each series, over the sizes that trained for as many epochs."""
     found, series = [], {s.series: list[Size]() for s in sizes if not s.note}
     for size in sizes:
         if size.series in series and size.ok_runs and size.world_size:
             series[size.series].append(size)
-    for first, *_, last in (own for own in series.values() if len(own) > 1):
-        ends = [rows_of(results, size) for size in (first, last)]
-        epochs = {tuple(values_of(rows, "epochs_done")) for rows in ends}
-        small, large = ([r[column] for r in rows if r.get(column) is not None] for rows in ends)
-        if small and large and len(epochs) == 1 and first.world_size != last.world_size:
-            before, after = median(small), median(large)
-            least = _POINTS if column == "val_accuracy" else _LOSS * abs(before)
-            matters = differ(small, large) and abs(after - before) >= least
-            found.append(Change(before, after, last, matters))
+    for first, *later in filter(None, series.values()):
+        own = []
+        for size in (s for s in later if s.world_size != first.world_size):
+            ends = [rows_of(results, each) for each in (first, size)]
+            epochs = {tuple(values_of(rows, "epochs_done")) for rows in ends}
+            small, large = ([r[column] for r in rows if r.get(column) is not None] for rows in ends)
+            if small and len(epochs) == 1:
+                before, after = median(small), median(large) if large else math.nan
+                least = _POINTS if column == "val_accuracy" else _LOSS * abs(before)
+                apart = not large or differ(small, large) or abs(after - before) >= _LARGE * least
+                own.append(Change(before, after, size, apart and not abs(after - before) < least))
+        # max keeps the first of equals.
+        found += [max(reversed(own), key=lambda c: c.matters * abs(c.fell))] if own else []
     return found
 
 
@@ -159,14 +171,23 @@ def differ(values: Sequence[float], others: Sequence[float]) -> bool:
     return max(values) < min(others) or max(others) < min(values)
 
 
-def _accuracy(results: Results, compared: Sequence[Size], unit: str) -> Iterator[Caveat]:
-    """An accuracy that falls by points from the smallest size on."""
-    found = changes(results, compared, "val_accuracy")
-    if fallen := [c for c in found if c.matters and c.fell >= _FELL]:
-        ends = f"{say_accuracy(fallen[0].before)} to {say_accuracy(fallen[0].after)}"
-        yield Caveat(
-            f"accuracy falls from {ends} on {fallen[0].size.devices} {unit}: tune first", grave=True
-        )
+def _accuracy(
+    results: Results, compared: Sequence[Size], request: Size | None, unit: str
+) -> Iterator[Caveat]:
+    """Up to the request, an accuracy that falls by points, or a loss that rises as much or ends."""
+    sizes = [s for s in compared if not request or (s.devices or 0) <= (request.devices or 0)]
+    for change in changes(results, sizes, "val_accuracy"):
+        if change.matters and not change.fell < _FELL:
+            text = f"from {say_accuracy(change.before)} to {say_accuracy(change.after)}"
+            text = f"accuracy falls {text} on {change.size.devices} {unit}: tune first"
+            yield Caveat(text, grave=True)
+            return
+    for change in changes(results, sizes, "val_loss"):
+        if change.matters and not change.after < (1 + _LARGE * _LOSS) * change.before:
+            text = f"rises from {change.before:.3g} to {change.after:.3g}"
+            text = "is no number" if math.isnan(change.after) else text
+            yield Caveat(f"loss {text} on {change.size.devices} {unit}: tune first", grave=True)
+            return
 
 
 def _rated(results: Results, column: str, sizes: Sequence[Size] | None = None) -> pd.DataFrame:
@@ -218,29 +239,29 @@ def _slow_nodes(results: Results, request: Size | None) -> Iterator[Caveat]:
     yield Caveat(text, doubts=True)
 
 
-def _different(results: Results, compared: Sequence[Size], unit: str) -> Iterator[Caveat]:
+def _different(
+    results: Results, compared: Sequence[Size], request: Size | None, unit: str
+) -> Iterator[Caveat]:
     """Devices, commits, drivers or clocks that differ between a size and its base, or within it."""
-    for size in sorted(compared, key=lambda s: -(s.world_size or 0)):
+    for size in sorted(compared, key=lambda s: (s != request, -(s.world_size or 0))):
         base = base_of(results, size)
         if base is None or base == size:
             continue
         if found := [t for t in differences(results, size, base) if t.endswith(")")]:
             yield Caveat(f"{where(size, unit)} had {' and '.join(found[:2])}", doubts=True)
             return
-    for name in ("device", "git_commit", "driver_version"):
+    for name in ("device", "git_commit", "driver_version", "gpu_max_clock"):
         if any(len(values_of(rows_of(results, size), name)) > 1 for size in compared):
             text = f"runs of one size differ in {name.replace('_', ' ')}"
             yield Caveat(text, doubts=True)
 
 
-def _unsteady(results: Results) -> Iterator[Caveat]:
+def _unsteady(results: Results, sizes: Sequence[Size]) -> Iterator[Caveat]:
     """Rates that rise or fall within the runs: a warm-up left in, or clocks that fall."""
     squares, free, curves = 0.0, 0, _curves(results)
     slopes = defaultdict[Any, list[tuple[float, float]]](list)  # change over a run, weight
-    for size in results.sizes:
-        for rates in (curves.get(run, []) for run in size.ok_runs):
-            if len(rates) < 3:
-                continue
+    for size in sizes:
+        for rates in (curves[run] for run in size.ok_runs if run in curves):
             at = np.linspace(-0.5, 0.5, len(rates))
             (change, _), rest, *_ = np.polyfit(at, np.log(rates), 1, full=True)
             squares, free = squares + float(rest.sum()), free + len(rates) - 2
@@ -259,11 +280,18 @@ def _unsteady(results: Results) -> Iterator[Caveat]:
 
 
 def _curves(results: Results) -> dict[str, list[float]]:
-    """By run_id: the rates of its epochs after the first, else of its windows, in their order."""
-    epochs, steps = results.epochs, results.steps
-    timed = epochs[epochs["images_per_s"].gt(0).fillna(False)].sort_values(["attempt", "epoch"])
+    """By run_id: the rates of its epochs after the first, else of its windows, in their order.
+
+    Three or more, of the newest attempt: another one may have been on another node.
+    """
+
+    def newest(table: pd.DataFrame) -> pd.DataFrame:
+        return table[table["attempt"] == table.groupby("run_id")["attempt"].transform("max")]
+
+    epochs, steps = newest(results.epochs), newest(results.steps)
+    timed = epochs[epochs["images_per_s"].gt(0).fillna(False)].sort_values("epoch")
     by_run = timed["images_per_s"].astype(float).groupby(timed["run_id"], sort=False)
-    curves = {str(run): rates.tolist()[1:] for run, rates in by_run}
+    curves = {str(run): rates.tolist()[1:] for run, rates in by_run if len(rates) > 3}
     sound = steps["throughput"].gt(0).fillna(False) & ~steps["warmup"].fillna(False).astype(bool)
     windows = steps["throughput"][sound].astype(float).groupby(steps["run_id"][sound], sort=False)
     for run, rates in windows:
@@ -273,9 +301,9 @@ def _curves(results: Results) -> dict[str, list[float]]:
     return curves
 
 
-def _drift(results: Results, compared: Sequence[Size]) -> Iterator[Caveat]:
+def _drift(results: Results, compared: Sequence[Size], sizes: Sequence[Size]) -> Iterator[Caveat]:
     """Rates that change with the time of the start, and sizes that ran one after the other."""
-    runs = _rated(results, "start_time_s")
+    runs = _rated(results, "start_time_s", sizes)
     own = runs.groupby("place")
     times, logs = (runs[name] - own[name].transform("mean") for name in ("value", "log"))
     free, spread = len(runs) - own.ngroups - 1, float((times**2).sum())
@@ -315,7 +343,9 @@ def _nodes(results: Results, compared: Sequence[Size]) -> Iterator[Caveat]:
         yield Caveat("repeats shared their nodes: intervals are too narrow", doubts=True)
 
 
-def _few(results: Results, compared: Sequence[Size], unit: str) -> Iterator[Caveat]:
+def _few(
+    results: Results, compared: Sequence[Size], request: Size | None, unit: str
+) -> Iterator[Caveat]:
     """Sizes of one run, and an efficiency above ideal."""
     base = base_of(results, compared[-1]) if compared else None
     if base and all(len(s.rates) < 2 for s in compared):
@@ -323,6 +353,8 @@ def _few(results: Results, compared: Sequence[Size], unit: str) -> Iterator[Cave
         yield Caveat(f"one run a size{of}: differences may be chance", grave=True)
     elif base and len(base.rates) == 1:
         yield Caveat(f"the base, {where(base, unit)}, is one run: repeat it", grave=True)
+    elif request and len(request.rates) == 1:
+        yield Caveat("the requested size is one run: repeat it", grave=True)
     several = [s for s in compared if (s.devices or 0) > 1]
     top = max(several, key=lambda s: s.efficiency or 0, default=None)
     if top and base and (top.efficiency or 0) > _ABOVE_IDEAL:

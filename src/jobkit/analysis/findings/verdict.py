@@ -52,7 +52,8 @@ def verdict(results: Results, unit: str, least: float = MIN_EFFICIENCY) -> list[
     runs = runs if total > 1 or not ok else "The one run is ok"
     failed = failure(results, results.sizes, unit)
     if not measured:
-        return ["Nothing was measured: no successful run has a rate.", f"{runs}; {failed}."]
+        ends = "; ".join(filter(None, [runs, failed]))
+        return ["Nothing was measured: no successful run has a rate.", f"{ends}."]
     request, doubts = _request(results, measured, unit, least)
     if failed and failed not in [c.text for c in doubts]:
         runs += f"; {failed}"
@@ -156,7 +157,7 @@ def _request(
         notes = [s.note for s in sizes if s.note and s.note.startswith("not compared")]
         if notes and all(s.efficiency is None for s in sizes):
             return f"Nothing can be requested: {notes[0]}", doubts
-        why = f"no size beyond the base has {least:.0%} parallel efficiency"
+        why = f"no size beyond the base has {100 * least:g}% parallel efficiency"
         if len({s.place[1:] for s in sizes}) == 1:
             why = "only one was measured"
         return f"No size to request: {why}", doubts
@@ -166,13 +167,15 @@ def _request(
         return text, doubts
     same = base.series == size.series
     over = where(base, unit) if same else f"{base.series} on {where(base, unit)}"
-    text += f": {size.speed_up:.3g} times {over}, parallel efficiency {share_of(size, least, _AT)}"
-    if size.mean_time_s is not None and size.mean_time_s >= _SHORT_S:
-        hours = f" and {size.node_hours:.2g} node-hours" if size.node_hours is not None else ""
-        text += f", {size.mean_time_s:.3g} s{hours} per {size.time_of}"
+    text += f": {say(size.speed_up, '{:.3g}')} times {over}, parallel efficiency "
+    text += share_of(size, least, _AT)
+    if size.time_s is not None and size.time_s >= _SHORT_S:
+        hours = say(size.node_hours, "{:.2g}")
+        hours = f" and {hours} node-hours" * (size.node_hours is not None)
+        text += f", {say(size.time_s, '{:.3g}')} s{hours} per {size.time_of}"
     if _unsure(size, least, doubts) and (size.efficiency_low or 0) <= least:
         small = f"{base.devices} and " if same else ""
-        undecided = f"undecided whether above {least:.0%}: repeat {small}{_short(size, unit)}"
+        undecided = f"undecided whether above {100 * least:g}%: repeat {small}{_short(size, unit)}"
         doubts = [Caveat(undecided, grave=True), *doubts]
     return text, doubts
 
@@ -246,10 +249,10 @@ def _limits(results: Results, measured: Sequence[Size], unit: str, least: float)
     unsure = _unsure(own, least, caveats(results, unit))
     if not falls:
         verb = "seems to stay" if unsure else "stays"
-        return f"Efficiency {verb} above {least:.0%} up to {text}."
+        return f"Efficiency {verb} above {100 * least:g}% up to {text}."
     verb = "seems to fall" if unsure else "falls"
     cause = "" if disturbed(results) else cause_of(results, own)
-    return f"Efficiency {verb} below {least:.0%} at {text}{cause}."
+    return f"Efficiency {verb} below {100 * least:g}% at {text}{cause}."
 
 
 def _short(size: Size, unit: str) -> str:
@@ -265,7 +268,7 @@ def _learning(results: Results, unit: str, doubts: Sequence[Caveat]) -> tuple[st
         change = next((c for c in found if c.matters), None)
         if found and not change:
             steady.append(name)
-        if change is None or any(c.text.startswith(f"{name} falls") for c in doubts):
+        if change is None or any(c.text.startswith(f"{name} ") for c in doubts):
             continue
         verb = "falls" if change.fell > 0 else "rises"
         parts.append(
