@@ -92,7 +92,7 @@ def test_a_forecast_is_marked_wherever_it_stands(capsys, monkeypatch) -> None:
     table = pd.read_csv(folder / "forecast.csv")
     assert {*table["world_size"]} == {6, 8}
     page = (folder / "report.html").read_text()
-    assert "Forecast: not measured" in page
+    assert "Forecast: not measured" in page and "No forecast: ddp: the 95 % interval" in page
     # Without one, nothing of the old one is left.
     assert plot_main(["s"]) == 0
     assert not (folder / "forecast.csv").exists()
@@ -113,15 +113,6 @@ def test_an_outlier_bends_no_forecast_and_is_listed(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("jobkit.analysis.report.report.MAX_LISTED", 0)
     assert odd_runs(results).notes == ["1 more are in results.csv."]
     assert "1 outlier among the repeats (" in text
-
-
-def test_what_was_measured_at_one_size() -> None:
-    whole_study(strategies=("ddp",), gpus=(1,))
-    results = collect("s")
-    text = text_of(report(results, forecast=(8,)))
-    assert "No forecast: ddp: 3 different sizes are needed for a fit (measured: 1)." in text
-    assert "No size to request: only one was measured" in text
-    assert "| ddp | 1 | 1 of 1 |" in results.paths.table_markdown.read_text()
 
 
 def test_the_table_says_what_the_base_of_each_series_is() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jobkit.analysis.collect.results import collect
 from jobkit.analysis.findings.causes import cause_of, factors_of, size_breakdowns
-from support.fake_study import make_plan, realistic_study, whole_run
+from support.fake_study import realistic_study, whole_study
 from support.measured_study import step_fields
 
 SECONDS = st.floats(1e-6, 1e3)
@@ -65,25 +65,19 @@ def test_what_is_wrong_shows_in_its_own_factor(ranks, communication, name, value
     assert all(factors[other] > 0.98 for other in sound)
 
 
-@pytest.mark.parametrize("wrong", [None, "much", math.nan, -1.0, math.inf, 0.5])
-def test_a_record_that_does_not_say_all_or_contradicts_itself_is_none(wrong) -> None:
+def test_a_record_that_does_not_say_all_or_contradicts_itself_is_none() -> None:
     fields = row([(1.0, 0.1, 0.1)])
-    assert factors_of(fields, 1, 1) and not factors_of(
-        fields | {"breakdown_useful_max_s": wrong}, 1, 1
-    )
+    assert factors_of(fields, 1, 1)
+    for wrong in (None, math.nan, -1.0, math.inf, 0.5):
+        assert not factors_of(fields | {"breakdown_useful_max_s": wrong}, 1, 1), wrong
 
 
 def test_a_study_says_where_its_efficiency_goes() -> None:
     realistic_study("s", sizes=(1, 4, "4x4"), repeats=1)
     results = collect("s", write=False)
-    rows = results.runs[results.runs["strategy"] == "fsdp"]
-    sums = rows[[f"breakdown_{k}_s" for k in ("compute", "communication", "data_wait", "host")]]
-    assert sums.sum(axis=1).tolist() == pytest.approx(rows["breakdown_iteration_s"].tolist())
-    found = size_breakdowns(results)
-    scaling = results.scaling[results.scaling["series"] == "fsdp"]
-    own = [one for one in found if one.size.series == "fsdp"]
+    own = [one for one in size_breakdowns(results) if one.size.series == "fsdp"]
     measured = [math.prod(one.own.values()) / math.prod(one.base.values()) for one in own]
-    assert measured == pytest.approx(scaling["efficiency"].tolist(), rel=0.03)
+    assert measured == pytest.approx([one.size.efficiency for one in own], rel=0.03)
     share = 1 - own[2].own["communication"]
     cause = f", because exposed communication takes {share:.0%} of the step"
     assert cause_of(results, own[2].size) == cause
@@ -91,9 +85,7 @@ def test_a_study_says_where_its_efficiency_goes() -> None:
 
 
 def test_without_breakdowns_the_wait_for_data_explains_what_it_explains() -> None:
-    plan = make_plan(strategies=("ddp",), gpus=(1, 4))
-    for run_id in plan.runs:
-        whole_run(plan, run_id)
+    whole_study(strategies=("ddp",), gpus=(1, 4))
     results = collect("s", write=False)
     assert size_breakdowns(results) == []
     last = results.sizes[-1]
