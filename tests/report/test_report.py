@@ -61,18 +61,13 @@ def test_every_run_figure_and_verdict_is_there_safe_and_the_same_again(
     images = re.findall(r'<img src="data:image/svg\+xml;base64,([^"]+)"', page)
     drawn = [path for path in paths if path.suffix == ".svg"]
     assert images == [base64.b64encode(path.read_bytes()).decode() for path in drawn]
-    for words in (
-        "torch version 2.11.0",
-        "lr 0.3 other settings at their default",
-        "0" * 40,
-        *verdict(results, "ranks"),
-    ):
+    settings = "lr 0.3 other settings at their default"
+    for words in ("torch version 2.11.0", settings, "0" * 40, *verdict(results, "ranks")):
         assert " ".join(words.split()) in text
     # Nothing of a name becomes a tag, and nothing is asked for.
     assert not {*re.findall(r"<(\w+)", page)} & {"script", "iframe", "object", "link", "a"}
-    assert text.count("<script>") >= 4 and len(re.findall(r"(?:src|href)\w*=\"", page)) == len(
-        images
-    )
+    assert text.count("<script>") >= 4
+    assert len(re.findall(r"(?:src|href)\w*=\"", page)) == len(images)
     assert "url(" not in page and "@import" not in page
     assert "<script" not in results.paths.table_markdown.read_text().replace("\\<", "")
     # The same logs give the same bytes, and no path of the machine.

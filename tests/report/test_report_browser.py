@@ -49,32 +49,27 @@ def test_there_is_no_error_and_nothing_is_asked_for(report: Path, tmp_path: Path
     of a copy that asks for an image, that alone.
     """
     asking = tmp_path / "asking.html"
-    asking.write_text(
-        report.read_text().replace("</main>", "<img src='http://example.invalid/a'></main>")
-    )
+    image = "<img src='http://example.invalid/a'>"
+    asking.write_text(report.read_text().replace("</main>", f"{image}</main>"))
     done = browse(asking, "--enable-logging=stderr", "--dump-dom")
     assert "</html>" in done.stdout
     logged = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     assert logged and not [line for line in logged if "example.invalid" not in line]
 
 
-def framed(texts: list[tuple[str, int]], script: str) -> str:
-    """A page that shows each text in a frame so many pixels wide, and asks each by a function."""
+def asked(page: Path, texts: list[tuple[str, int]], script: str, *options: str) -> list[str]:
+    """What a function says of each text, shown in a frame so many pixels wide."""
+    # A script can only be asked on a copy: the report itself allows none.
     frames = "".join(
-        f'<iframe srcdoc="{html.escape(text)}" style="width:{width}px;height:900px"></iframe>'
+        f'<iframe srcdoc="{html.escape(re.sub(POLICY, "", text))}" style="width:{width}px;'
+        'height:900px"></iframe>'
         for text, width in texts
     )
-    ask = (
-        f"<script>const ask = d => {{ {script} }};"
+    page.write_text(
+        f"<!doctype html><html><body>{frames}<script>const ask = d => {{ {script} }};"
         "onload = () => document.title = [...document.querySelectorAll('iframe')]"
-        ".map(f => ask(f.contentDocument)).join(' | ')</script>"
+        ".map(f => ask(f.contentDocument)).join(' | ')</script></body></html>"
     )
-    return f"<!doctype html><html><body>{frames}{ask}</body></html>"
-
-
-def asked(page: Path, texts: list[tuple[str, int]], script: str, *options: str) -> list[str]:
-    # A script can only be asked on a copy: the report itself allows none.
-    page.write_text(framed([(re.sub(POLICY, "", text), width) for text, width in texts], script))
     title = re.search(r"<title>(.*?)</title>", browse(page, "--dump-dom", *options).stdout)
     assert title is not None
     return title[1].split(" | ")
@@ -98,9 +93,8 @@ def test_the_page_fits_a_phone_a_desk_and_paper_and_is_dark_in_the_dark(
     text, dark = report.read_text(), "--blink-settings=preferredColorScheme=0"
     printed = text.replace("@media print", "@media all")
     pages = [(text, 390), (text, 1200), (printed, PAPER_PX + 17)]
-    phone, desk, paper = (
-        one.split("; ") for one in asked(tmp_path / "page.html", pages, SCRIPT, dark)
-    )
+    said = asked(tmp_path / "page.html", pages, SCRIPT, dark)
+    phone, desk, paper = (one.split("; ") for one in said)
     # On the phone the five figures of one panel need no scrolling; the others scroll alone.
     assert phone[:4] == [str(COUNT), str(COUNT), "true", "5"]
     assert desk[:4] == [str(COUNT), str(COUNT), "true", str(COUNT)]

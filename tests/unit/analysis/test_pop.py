@@ -42,29 +42,6 @@ def test_products_are_exact_and_no_loss_is_a_gain(
     assert math.prod(own.values()) / math.prod(start.values()) == pytest.approx(measured)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "communication", "name", "value"),
-    [
-        ([(1, 0.01, 0.01)] * 3 + [(2, 0.01, 0.01)], 0.0, "load_balance", 1.26 / 2.01),
-        ([(1, 0.01, 0.01)] * 3 + [(1, 1.01, 0.01)], 0.0, "data_wait", 1.01 / 2.02),
-        ([(1, 0.01, 0.01)] * 4, 1.0, "communication", 1.02 / 2.02),
-        ([(1.8, 0.01, 0.01)] * 4, 0.0, "computation", 1 / 1.81),
-    ],
-)
-def test_what_is_wrong_shows_in_its_own_factor(ranks, communication, name, value) -> None:
-    """A slow rank is load imbalance, although the others wait for it in their communication.
-
-    Its seconds are more work of all ranks, too.
-    """
-    found = factors_of(row(ranks, communication), len(ranks), len(ranks))
-    assert found[name] == pytest.approx(value)
-    one = factors_of(row([(1, 0.01, 0.01)]), 1, 1)
-    factors = {k: v / one[k] for k, v in found.items()}
-    assert min(factors, key=lambda k: factors[k]) == name
-    sound = {*factors} - {name} - ({"computation"} if name == "load_balance" else set())
-    assert all(factors[other] > 0.98 for other in sound)
-
-
 def test_a_record_that_does_not_say_all_or_contradicts_itself_is_none() -> None:
     fields = row([(1.0, 0.1, 0.1)])
     assert factors_of(fields, 1, 1)

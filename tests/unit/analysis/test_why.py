@@ -24,11 +24,7 @@ def steps(ranks: int, busy: Any, communication: float = 4 * MS, count: int = 15)
         profiled([10 * MS] * ranks, (), [busy(j, i) for i in range(ranks)], communication, 1)
         for j in range(count)
     ]
-    return [
-        {**fields, "rank": rank, "attempt": 0, "step": 20 + j}
-        for j, found in enumerate(single)
-        for rank, fields in enumerate(found)
-    ]
+    return [one | {"step": 20 + j} for j, found in enumerate(single) for one in records(found)]
 
 
 CHANCE = random.Random(0)
@@ -41,27 +37,17 @@ JITTER = [[2 * MS * CHANCE.random() for _ in range(16)] for _ in range(64)]
         (1, lambda j, i: 3 * MS, {"communication_s": 4, "host_s": 3}),
         (4, lambda j, i: 3 * MS, {"communication_s": 4, "waiting_s": 0, "random_imbalance_s": 0}),
         # A rank of four that is 40 ms late in each step: three wait for it.
-        (
-            4,
-            lambda j, i: 40 * MS * (i == 2),
-            {"communication_s": 34, "waiting_s": 30, "late_rank": 2, "late_s": 40,
-             "late_host": "node0", "late_cause": "host", "useful_max_s": 50,
-             "random_imbalance_s": 0},
-        ),
+        (4, lambda j, i: 40 * MS * (i == 2),
+         {"communication_s": 34, "waiting_s": 30, "late_rank": 2, "late_s": 40, "useful_max_s": 50,
+          "late_host": "node0", "late_cause": "host", "random_imbalance_s": 0}),
         # In turn: nobody is named, and all of it is lost.
         (4, lambda j, i: 40 * MS * (i == j % 4), {"waiting_s": 30, "random_imbalance_s": 30}),
         # Ranks 4 to 7 are a node, in turn late by 40 and by 20 ms.
-        (
-            8,
-            lambda j, i: (i >= 4) * (20 + 20 * (i == 4 + j % 4)) * MS,
-            {"late_host": "node1", "late_rank": None, "late_cause": "host"},
-        ),
+        (8, lambda j, i: (i >= 4) * (20 + 20 * (i == 4 + j % 4)) * MS,
+         {"late_host": "node1", "late_rank": None, "late_cause": "host"}),
         # The ranks of node1 are late by 80 ms, and a rank of the other node by more.
-        (
-            8,
-            lambda j, i: (100 * (i == 0) + 80 * (i >= 4)) * MS,
-            {"late_rank": 0, "late_host": "node0", "late_cause": "host"},
-        ),
+        (8, lambda j, i: (100 * (i == 0) + 80 * (i >= 4)) * MS,
+         {"late_rank": 0, "late_host": "node0", "late_cause": "host"}),
         # Once in 15 steps: not lasting, and not typical either.
         (4, lambda j, i: 400 * MS * (i == 1 and j == 7), {"waiting_s": 0}),
         # A burst of six steps, as by another process on its core.
@@ -75,10 +61,8 @@ JITTER = [[2 * MS * CHANCE.random() for _ in range(16)] for _ in range(64)]
 def test_who_is_late_and_by_what(ranks: int, busy: Any, says: dict[str, Any]) -> None:
     found = breakdown(steps(ranks, busy))
     for name, value in says.items():
-        if name.endswith("_s"):
-            assert found[name] == pytest.approx(value * MS, abs=0.1 * MS), name
-        else:
-            assert found[name] == value, name
+        times = name.endswith("_s")
+        assert found[name] == (pytest.approx(value * MS, abs=0.1 * MS) if times else value), name
     if "late_host" not in says:
         assert "late_rank" not in found
     four = ("compute_s", "communication_s", "data_wait_s", "host_s", "last_rank_wait_s")
@@ -97,9 +81,8 @@ def test_a_rank_that_waits_for_data_is_late_by_that() -> None:
 
 
 def window(mean_s: float, typical_s: float, data_s: float = 0.0, **fields: Any) -> dict[str, Any]:
-    return {"steps": 50, "wall_s": 50 * mean_s, "step_p50_s": typical_s, **fields} | {
-        "data_wait_s": 50 * data_s
-    }
+    times = {"wall_s": 50 * mean_s, "step_p50_s": typical_s, "data_wait_s": 50 * data_s}
+    return {"steps": 50, **times, **fields}
 
 
 def test_rare_slow_steps_count_as_often_as_they_occur() -> None:
