@@ -56,6 +56,11 @@ def given_logs(args: argparse.Namespace) -> "GivenLogs":
     if absent := [word for word in args.logs if not Path(word).is_file()]:
         raise UsageError(f"--logs {absent[0]!r}: no such file; the shell fills in * without quotes")
     files = {path.resolve(): path.absolute() for path in map(Path, args.logs)}
+    if args.scaling == "weak" and args.work_per_step:
+        raise UsageError(
+            "--work-per-step is of all ranks, and grows with them in weak scaling: leave it out, "
+            "and the steps of all ranks are compared"
+        )
     given = GivenLogs(
         files=tuple(files.values()),
         size=args.size,

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jobkit.analysis.collect.results import Results
+from jobkit.analysis.collect.rows import steps_of_ranks
 from jobkit.analysis.figures.by_size import ends_of
 from jobkit.analysis.findings.verdict import MAX_WORDS, verdict
 from jobkit.analysis.report.tables import project_table, proposal_table
@@ -371,6 +372,19 @@ def test_dp_counts_as_the_gpus_that_it_computes_on() -> None:
 
 
 Values = dict[str, dict[int, Sequence[float]]]  # by series and ranks: of each repeat
+
+
+def test_steps_of_unknown_work_are_not_compared() -> None:
+    """Each rank's own batch makes equal steps ideal in weak scaling, and halves them in strong."""
+    rows = runs_of({"train": {1: [10.0, 10.1], 2: [9.9, 10.0]}}, None)
+    rows = [row | {"throughput_unit": "steps/s", "strategy": "train"} for row in rows]
+    said = verdict(results_from(frame(rows, RESULTS)), "ranks")
+    first = "Steps/s do not say whether a step's work grows with the ranks: state --scaling weak or"
+    assert said[0].startswith(f"{first} strong. Until then nothing can be requested")
+    weak = [steps_of_ranks(row | {"scaling": "weak"}) for row in rows]
+    page = "\n".join(verdict(results_from(frame(weak, RESULTS)), "ranks"))
+    assert "Request 2 ranks with train: 1.98 times 1 rank, parallel efficiency 99%" in page
+    assert "rank-steps/s" in page
 
 
 def learnt(name: str, values: Values, accuracies: Values | None = None) -> Results:

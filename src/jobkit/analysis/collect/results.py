@@ -23,6 +23,7 @@ from jobkit.analysis.collect.rows import (
     of_tables,
     ranks_together,
     result_row,
+    steps_of_ranks,
     wall_time_s,
 )
 from jobkit.analysis.collect.samples import use_row
@@ -175,7 +176,7 @@ def _tables(read: Mapping[str, dict[str, Any]], study: str) -> dict[str, pd.Data
     for run_id, run in read.items():
         problems = " | ".join(line.replace(" | ", " / ") for line in run["problems"])
         run["row"] |= {"run_id": run_id, "study": study, "problems": problems or None}
-    rows = [run["row"] for run in read.values()]
+    rows = [steps_of_ranks(run["row"]) for run in read.values()]
     # Settings that all runs share are in spec.json and in no column.
     names = {*chain.from_iterable(rows)} - {c.name for c in RESULTS}
     shared = {name for name in names if len({repr(row.get(name)) for row in rows}) < 2}

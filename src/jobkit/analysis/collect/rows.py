@@ -20,6 +20,7 @@ from jobkit.analysis.collect.lines import (
 )
 from jobkit.analysis.collect.records import RunRecords, epoch_of
 from jobkit.analysis.collect.steps import (
+    IN_STEPS,
     Observed,
     number,
     observed_windows,
@@ -211,6 +212,14 @@ def speed_row(observed: Observed | None, run: Mapping[str, Any]) -> Row:
     unit = "shares/h" if weak else RUNS
     rate = {"throughput": 3600 * runs / wall, "throughput_unit": unit}
     return row | rate | {"throughput_source": WALL_TIME}
+
+
+def steps_of_ranks(row: Row) -> Row:
+    """The row; in weak scaling the work of a step grows with the ranks, and so does its rate."""
+    if row.get("throughput_unit") == IN_STEPS and row.get("scaling") == "weak":
+        ranks = row.get("world_size") or 1
+        return row | {"throughput": row["throughput"] * ranks, "throughput_unit": "rank-steps/s"}
+    return row
 
 
 def of_tables(

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from jobkit.analysis.collect.results import Results
+from jobkit.analysis.collect.steps import IN_STEPS
 from jobkit.analysis.collect.why import busy_clause
 from jobkit.analysis.findings.causes import base_of, differences, median_of, rows_of, values_of
 from jobkit.analysis.scaling.sizes import Size, where
@@ -70,16 +71,27 @@ def caveats(results: Results, unit: str, request: Size | None = None) -> list[Ca
 
 
 def disturbed(results: Results) -> bool:
-    """Whether most runs on CPUs were measured while other programs used much of the cores."""
+    """Whether rates say nothing: most runs on CPUs beside other programs, or steps of any work."""
+    if _unknown_work(results):
+        return True
     rows = [results.rows[run] for size in results.sizes for run in size.ok_runs]
     rows = [row for row in rows if row.get("device_type") == "cpu"]
     return (median_of(rows, "other_load_mean") or 0.0) > _DISTURBED
+
+
+def _unknown_work(results: Results) -> bool:
+    """Whether sizes are compared by their steps, whose work may grow with the ranks or not."""
+    compared = [s for s in results.sizes if s.efficiency and not s.is_base]
+    return any(s.scaling is None and s.throughput_unit == IN_STEPS for s in compared)
 
 
 def _before_all(results: Results, compared: Sequence[Size], unit: str) -> Iterator[Caveat]:
     """A machine that others used, data that every size waits for, and GPUs that are idle."""
     if busy := busy_clause(results.rows[run] for size in results.sizes for run in size.ok_runs):
         yield Caveat(busy, doubts=True, first=True)
+    if _unknown_work(results):
+        text = "steps/s do not say whether a step's work grows with the ranks"
+        yield Caveat(f"{text}: state --scaling weak or strong", doubts=True, first=True)
     waits, known = [], []  # of the runs of a size, as far as it was measured
     for size in compared:
         rows = rows_of(results, size)
