@@ -26,22 +26,17 @@ def launch(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "lock"), [("cache/synthetic-8-8-v2.lock", build), (".launcher.lock", launch)]
 )
-def test_a_lock_writes_to_no_file_of_elsewhere(tmp_path, name, lock, monkeypatch) -> None:
+def test_a_lock_writes_to_no_file_of_elsewhere(tmp_path, name, lock) -> None:
     """A link or a FIFO in its place is refused; what lies there keeps its content."""
     precious = tmp_path / "bashrc"
     precious.write_text(PRECIOUS)
-    for kind in ("link", "fifo"):
-        place = tmp_path / kind / name
-        place.parent.mkdir(parents=True)
-        if kind == "fifo":
-            os.mkfifo(place)
-        else:
-            place.symlink_to(precious)
+    place = tmp_path / name
+    place.parent.mkdir(exist_ok=True)
+    for make in (os.mkfifo, lambda place: place.symlink_to(precious)):
+        make(place)
         with pytest.raises(UsageError):
-            lock(tmp_path / kind)
-    assert precious.read_text() == PRECIOUS
-    place = tmp_path / "plain" / name
-    place.parent.mkdir(parents=True)
-    place.write_text(PRECIOUS)
-    lock(tmp_path / "plain")
+            lock(tmp_path)
+        place.unlink()
+    precious.rename(place)
+    lock(tmp_path)
     assert place.read_text() == PRECIOUS

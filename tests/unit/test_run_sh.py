@@ -96,13 +96,12 @@ def test_what_cannot_be_started_is_one_line_and_2(run, words, extra, message) ->
     assert not run.run_dir.exists() and "--attempt" not in str(run.calls())
 
 
-@pytest.mark.parametrize(("visible", "ranks"), [({}, "2"), ({"CUDA_VISIBLE_DEVICES": "1"}, "1")])
-def test_one_rank_per_gpu_that_is_visible(run: Fake, visible: dict[str, str], ranks: str) -> None:
-    gpus = "GPU 0: A (UUID: GPU-a)\\nGPU 1: A (UUID: GPU-b)\\n"
+def test_one_rank_per_gpu_that_is_visible(run: Fake) -> None:
+    gpus = "GPU 0: A (UUID: GPU-a)\\nGPU 1: A (UUID: GPU-b)\\nGPU 2: A (UUID: GPU-c)\\n"
     run.tool("nvidia-smi", f"#!/bin/sh\nprintf '{gpus}'\n")
-    run(**visible)
+    run(CUDA_VISIBLE_DEVICES="0,1")
     launcher = run.calls()[-1]
-    assert launcher[launcher.index("--nproc-per-node") + 1] == ranks
+    assert launcher[launcher.index("--nproc-per-node") + 1] == "2"
 
 
 @pytest.mark.parametrize(
@@ -125,19 +124,15 @@ def test_a_start_in_a_folder_of_a_run_sh_is_noted_there(run, job_id, cluster, kn
     assert [p.name for p in run.run_dir.glob("job.json*")] == ["job.json"]
 
 
-@pytest.mark.parametrize("words", ["--dry-run", "--check", "--help-training"])
-def test_what_only_looks_makes_no_folder(run: Fake, words: str) -> None:
-    assert run(*words.split()).returncode == 0
-    assert not run.run_dir.exists() and "--attempt" not in str(run.calls())
-
-
-def test_help_shows_each_option_that_run_sh_takes(run: Fake) -> None:
-    """No python is needed for it."""
+def test_what_only_looks_makes_no_folder(run: Fake) -> None:
+    """And the help, for which no python is needed, shows each option that run.sh takes."""
     done = run("-h")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr, run.calls()) == (0, "", [])
     taken = {*start.OPTIONS, *start.FLAGS} - {"site-file"}  # the launcher's own
     assert {name for name in taken if f"--{name}" not in done.stdout} == set()
-    assert run.calls() == [] and not run.run_dir.exists()
+    for word in ("--dry-run", "--check", "--help-training"):
+        assert run(word).returncode == 0
+    assert not run.run_dir.exists() and "--attempt" not in str(run.calls())
 
 
 @pytest.mark.parametrize(
@@ -236,10 +231,7 @@ def test_ranks_are_the_tasks_that_the_job_asked_for(tasks, step, words, ranks, m
     for name, value in job.items():
         monkeypatch.setenv(name, value)
     assert start.read_run(["run.sh", "0", "0", *words]).ranks == ranks
-
-
-def test_srun_gets_no_second_number_of_tasks() -> None:
-    """It would refuse a job of `sbatch --ntasks-per-gpu`."""
+    # srun would refuse the number of a job of `sbatch --ntasks-per-gpu` beside it.
     assert start.step_environment({"SLURM_NTASKS_PER_GPU": "1", "A": "b"}) == {"A": "b"}
 
 

@@ -87,8 +87,6 @@ BAD = [
     (["--study", "demo", "--gpu-request", "gres"], "--gpu-request is an option for Slurm"),
     (["--study", "demoo"], "did you mean 'demo'"),
     (["--study", "demo", "--gpus", "2x2"], "this machine is one"),
-    (["--study", "demo", "--partition", "x"], "--partition is an option for Slurm"),
-    (["--study", "demo", "--max-running", "0"], "--max-running"),
     (["--study", "demo", "--max-running", "2"], "--max-running is an option for Slurm"),
     (["--study", "demo", "--", "oops"], "demo is a study of jobkit's own training"),
     (["--study", "demo", "--", "--nice=100"], "write an option of sbatch as --sbatch --nice=100"),
@@ -165,8 +163,7 @@ def test_the_default_study_is_told_and_on_slurm_named(tmp_path, logs, monkeypatc
     said = capsys.readouterr().out
     assert started == [6] and "6 runs planned, 6 to start, 1 at a time" in said
     assert "sizes 2, 4, 8 of study strong are left out" in said
-    assert "smaller: --study demo; only the commands: --dry-run" in said
-    assert "sizes: 1; how long it takes is known after the first epoch" in said
+    assert "smaller: --study demo" in said and "sizes: 1; how long it takes" in said
     script(tmp_path / "sbatch", "#!/bin/sh\n")
     (tmp_path / "slurm.conf").write_text("ClusterName=here\n")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
