@@ -28,7 +28,7 @@ from queue import SimpleQueue
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = Path(__file__).with_name("mutations.toml")
-SHARE = 0.95
+SHARE, LIMIT_S = 0.95, 180
 _times = itertools.count(int(time.time()) + 10, 2)
 
 
@@ -94,12 +94,12 @@ class Copy:
             return None
         return process.returncode
 
-    def mutate(self, one: Mutation, limit_s: float) -> int | None:
+    def mutate(self, one: Mutation) -> int | None:
         """What pytest says of the copy with this mutation."""
         text = (ROOT / one.file).read_text()
         self.write(one.file, text.replace(one.old, one.new))
         try:
-            return self.test(one.tests, limit_s)
+            return self.test(one.tests, LIMIT_S)
         finally:
             self.write(one.file, text)
 
@@ -107,12 +107,10 @@ class Copy:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", default="", metavar="TEXT", help="of names and files")
-    parser.add_argument("--table", type=Path, default=TABLE)
     parser.add_argument("--check", action="store_true", help="apply none")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--limit", type=float, default=180, metavar="S", help="of each (180)")
     args = parser.parse_args()
-    rows = tomllib.loads(args.table.read_text())["mutation"]
+    rows = tomllib.loads(TABLE.read_text())["mutation"]
     mutations = [m for m in (Mutation(**r) for r in rows) if args.only in f"{m.name} {m.file}"]
     faults = [f"{m.name}: {fault}" for m in mutations if (fault := m.fault())]
     if faults or args.check or not mutations:
@@ -122,20 +120,19 @@ def main() -> int:
         free: SimpleQueue[Copy] = SimpleQueue()
         for number in range(args.jobs):
             free.put(copy := Copy(Path(name, str(number))))
-        tests = sorted({test for one in mutations for test in one.tests})
+        tests = {test for one in mutations for test in one.tests}
         if copy.test(
-            [t for t in tests if t.partition("::")[0] not in tests or "::" not in t], 3600
+            [t for t in tests if "::" not in t or t.partition("::")[0] not in tests], 3600
         ):
             print(copy.said, "the tests fail without any mutation", sep="\n")
             return 2
 
         def judge(one: Mutation) -> bool:
             taken, begun = free.get(), time.monotonic()
-            code = taken.mutate(one, args.limit)
-            said = taken.said if code in (3, 4, 5) else ""
+            code = taken.mutate(one)
+            verdict = {0: "SURVIVED", 1: "caught", None: "caught, as it hangs"}.get(code)
+            verdict = verdict or f"ERROR {taken.said}"
             free.put(taken)
-            verdict = {0: "SURVIVED", None: "caught, as it hangs"}.get(code, "caught")
-            verdict = f"ERROR {said}" if said else verdict
             print(f"{time.monotonic() - begun:6.1f} s  {verdict:10} {one.name}", flush=True)
             return verdict.startswith("caught")
 

@@ -1,7 +1,4 @@
-"""A real Slurm for the tests: `cluster` for the whole session, `make_cluster` for a test's own.
-
-Where Slurm cannot be brought up, the tests fail in CI, and skip with the reason elsewhere.
-"""
+"""A real Slurm for the tests. Without it they fail in CI, and skip with the reason elsewhere."""
 
 from __future__ import annotations
 
@@ -40,7 +37,6 @@ class Cluster:
     root: Path
     env: dict[str, str] = field(repr=False)  # for subprocess: points Slurm's commands at it
     printed: str = ""  # what `up` said
-    options: tuple[str, ...] = ()
 
     def link(self, node: str, state: str) -> None:
         """Take a node's link down, or up again (root's cluster has them)."""
@@ -128,29 +124,15 @@ def short_dir() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def make_cluster(slurm_packages: None, short_dir: Path) -> Iterator[Callable[..., Cluster]]:
-    """Bring up a cluster with the options of `up`; all are taken down at the end."""
-    made: list[Path] = []
-
-    def make(*options: str) -> Cluster:
-        root = short_dir / f"c{len(made)}"
-        made.append(root)
-        done = run_door("up", *options, directory=root)
-        if done.returncode:
-            words = " ".join(["up", *options])
-            needs.unavailable(f"`{words}` ended with {done.returncode}: {done.stderr}")
-        return Cluster(root, machine.environment(root), done.stdout, options)
-
-    yield make
-    for directory in made:
-        done = run_door("down", directory=directory)
-        assert done.returncode == 0, done.stderr
-
-
-@pytest.fixture(scope="session")
-def cluster(make_cluster: Callable[..., Cluster]) -> Cluster:
+def cluster(slurm_packages: None, short_dir: Path) -> Iterator[Cluster]:
     """The session's cluster: 4 nodes (n1 to n4) of 8 cores and 4 GPUs, with accounting."""
-    return make_cluster(*OPTIONS)
+    root = short_dir / "c"
+    done = run_door("up", *OPTIONS, directory=root)
+    if done.returncode:
+        needs.unavailable(f"`up` ended with {done.returncode}: {done.stderr}")
+    yield Cluster(root, machine.environment(root), done.stdout)
+    done = run_door("down", directory=root)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="session")

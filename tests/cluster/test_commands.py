@@ -134,21 +134,6 @@ def test_each_rank_has_its_place_and_the_whole_command(cluster, kit, jobs, launc
     assert seen == sizes
 
 
-def test_two_jobs_on_one_node_have_ports_of_their_own(cluster, kit: Checkout, jobs) -> None:
-    """The single jobs of `sbatch run.sh -- ...`, each with a folder of its own."""
-    words = ["--nodelist=n1", "--ntasks-per-node=2", "--gpus-per-node=2", "run.sh", "--"]
-    words += [sys.executable, "program.py", "place", "x"]
-    ports = []
-    for job_id in [kit.sbatch(cluster, *words) for _ in range(2)]:
-        assert cluster.wait(job_id) == ("COMPLETED", "0:0"), kit.log(job_id)
-        paths = kit.single(job_id)
-        assert statuses(paths) == ["ok"]
-        first, second = (place["MASTER_PORT"] for place in places_of(paths))
-        assert first == second
-        ports.append(first)
-    assert len(set(ports)) == 2
-
-
 @pytest.mark.parametrize(
     ("name", "job", "attempts"),
     [

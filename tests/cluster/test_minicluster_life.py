@@ -22,24 +22,16 @@ from support.place import ROOT, until
 def traces(directory: Path) -> list[str]:
     """Everything on this machine that has to do with a cluster in this folder.
 
-    Its own search, not the product's: by all that a process may show of itself, by mounts,
-    sockets and network links.
+    Its own search, not the product's: by words, environment and mounts of processes, by sockets
+    and network links.
     """
-    text = os.fsencode(directory)
+    named = re.compile(re.escape(os.fsencode(directory)) + rb"[/\0\s]")
     found = [str(directory)] if directory.exists() else []
     for process in Path("/proc").glob("[0-9]*"):
-        if int(process.name) == os.getpid():
-            continue
-        shown = b""
-        for name in ("cmdline", "environ", "mountinfo"):
-            with contextlib.suppress(OSError):
-                shown += (process / name).read_bytes() + b"\0"
-        with contextlib.suppress(OSError):
-            for link in [process / "cwd", *(process / "fd").iterdir()]:
-                with contextlib.suppress(OSError):
-                    shown += os.fsencode(link.readlink()) + b"\0"
-        if re.search(re.escape(text) + rb"[/\0\s]", shown):
-            with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # it has just ended
+            files = [process / name for name in ("cmdline", "environ", "mountinfo")]
+            shown = b"\0".join(file.read_bytes() for file in files)
+            if named.search(shown) and int(process.name) != os.getpid():
                 found.append(f"process {process.name}: {(process / 'comm').read_text().strip()}")
     sockets = Path("/proc/net/unix").read_text().splitlines()
     links = Path("/sys/class/net").glob(f"mc{tag(directory)}*")

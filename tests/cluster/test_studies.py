@@ -14,7 +14,6 @@ from support.records import records_of, rows_of
 SMALL = ["--study", "demo", "--epochs", "1", "--train-samples", "512", "--test-samples", "256"]
 SMALL += ["--why", "0", "--strategies", "ddp", "--global-batch-size", "64"]
 SMALL += ["--threads", "1"]
-SLEEP = ["--gpu-request", "none", "--no-auto", "--", "sleep"]
 
 
 def known(cluster) -> set[str]:
@@ -65,24 +64,10 @@ def test_ranks_of_two_jobs_do_not_train_together(cluster, kit: Checkout) -> None
 # --- the launcher ---
 
 
-def test_a_dry_run_is_byte_for_byte_what_is_submitted(cluster, kit: Checkout) -> None:
-    words = ["--name", "same", "--gpus", "1", "2x1", "--time", "5", "--sbatch=--hold"]
-    words += ["--repeats", "2", "--comment", 'it\'s "one", $HOME']
-    before = known(cluster)
-    dry = kit.bench(cluster, *words, "--dry-run", *SLEEP, "1")
-    assert dry.returncode == 0, dry.stderr
-    assert known(cluster) <= before and not (kit.folder / "logs" / "same").exists()
-    kit.start(cluster, "same", *words[2:], *SLEEP, "1")
-    scripts = {p.read_text() for p in (kit.folder / "logs" / "same").glob("*/job.sh")}
-    assert len(scripts) == 2
-    assert all(script in dry.stdout for script in scripts)
-    kit.python(cluster, "-m", "jobkit", "cancel", "same")
-    assert set(kit.statuses(cluster, "same").values()) == {"cancelled"}
-
-
 def test_cancelled_told_and_only_the_rest_is_submitted_again(cluster, kit: Checkout) -> None:
     text = "import os, time; time.sleep(float(os.environ.get('WAIT_S', 0)))"
     words = ["--gpus", "1", "--repeats", "2", "--max-running", "1", "--no-auto"]
+    words += ["--comment", 'it\'s "one", $HOME']
     command = ["--", sys.executable, "-c", text]
     (job_id,) = kit.start(cluster, "rest", *words, *command, WAIT_S="600")
     cluster.running(f"{job_id}_0")

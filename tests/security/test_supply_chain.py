@@ -1,4 +1,4 @@
-"""What `make` installs: the packages of a lock file. pip refuses those without a checksum."""
+"""What `make` installs: the packages of a lock file, each compared by its checksum."""
 
 import re
 import tomllib
@@ -10,6 +10,7 @@ from packaging.utils import canonicalize_name
 from support.place import ROOT
 
 LOCK = (ROOT / "requirements.lock").read_text()
+MAKEFILE = (ROOT / "Makefile").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PYTHONS = [f"3.{minor}" for minor in range(11, 15)]
 
@@ -24,6 +25,8 @@ def test_the_lock_is_what_the_project_asks_for(python: str) -> None:
         for r in map(Requirement, re.findall(r"^\w.*?(?= *\\)", LOCK, re.MULTILINE))
         if r.marker is None or r.marker.evaluate(here)
     }
+    # With these words pip and uv refuse a package that has no checksum in the lock.
+    assert MAKEFILE.count("--requirement") == MAKEFILE.count("--require-hashes --requirement") == 3
     assert "/" not in LOCK, "the host of a registry, or a path of the machine on which it was made"
     project = PROJECT["project"]
     asked = [*project["dependencies"], *PROJECT["build-system"]["requires"]]
