@@ -141,22 +141,18 @@ def test_the_first_failure_ends_the_others_and_is_the_code(run: Kit) -> None:
 
 
 BINDS = """
-import os, socket
-def bound(reuse):
-    with socket.socket() as end:
+import contextlib, os, socket
+for reuse in (0, 1):
+    with socket.socket() as end, contextlib.suppress(OSError):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
-        try:
-            end.bind(("127.0.0.1", int(os.environ["MASTER_PORT"])))
-            return not end.listen()
-        except OSError:
-            return False
-print(bound(0), bound(1))
+        end.bind(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+        print("listens", reuse, end.listen())
 """
 
 
 def test_the_port_of_the_ranks_is_given_to_no_other_program(run: Kit) -> None:
     """The first rank binds it, as torch does, while others cannot."""
-    assert run("--", sys.executable, "-c", BINDS).stdout.splitlines()[1] == "False True"
+    assert run("--", sys.executable, "-c", BINDS).stdout.splitlines()[1:] == ["listens 1 None"]
 
 
 def test_the_end_on_request_leaves_nothing(run: Kit) -> None:

@@ -115,14 +115,12 @@ def test_what_cannot_be_planned_is_said() -> None:
         ({"work": {"unit": "t", "per_step": 1, "scaling": "weak"}}, "in proportion to the ranks"),
         ({"work": {"per_step": 1}}, "needs its unit: --unit images, or unit ="),
         ({"work": {"unit": "t", "per_step": "{ranks - 9}"}}, "must be a number above 0"),
-        ({"work": {"unit": "t", "per_step": 10**400}}, "must be a number above 0"),
         ({"work": {"units": "t"}}, "did you mean 'unit'"),
         ({"work": {"scaling": "week"}}, "did you mean 'weak'"),
         ({"work": {"unit": 3}}, "unit = 3"),
         ({"launcher": "mpirun"}, "unknown launcher 'mpirun'"),
         ({"settings": {"epochs": 3}}, "--epochs is a setting of jobkit's own training"),
         ({"strategies": ("pp",)}, "not of a command"),
-        ({"command": ("python", "a\0b")}, "control character"),
         ({"command": ("python", "{nods}"), "parameters": {}, "sweep": {}}, "did you mean 'nodes'"),
     ]:
         assert said in error_of(lambda changes=changes: nano(**changes).expand())

