@@ -23,7 +23,7 @@ from jobkit.launch.states import counted
 from jobkit.outcome.state import UNDER_WAY
 from jobkit.permissions import closed_to_others
 from jobkit.spec import options as spec_options
-from jobkit.spec.command import LAUNCHERS, STARTERS
+from jobkit.spec.command import LAUNCHERS, SCALINGS, STARTERS
 from jobkit.spec.study import STUDIES, Plan, Study
 
 DEFAULT_STUDY = "strong"
@@ -154,6 +154,8 @@ def _add_main_arguments(options: StudyParser) -> None:
     add("--unit", "what a step works on, as images or tokens", "TEXT")
     add("--work-per-step", "units of work in one optimizer step over all ranks, as 512 or "
         "'{32 * ranks}'", "X")  # fmt: skip
+    add("--scaling", "strong: the work of a step is fixed; weak: that of a rank is", None,
+        choices=SCALINGS)  # fmt: skip
     add("--together", "the ranks share the work though they exchange nothing: compare their sizes",
         None, action="store_true")  # fmt: skip
     add("--pattern", "format of its log, where it prints its own numbers", "NAME")
@@ -254,7 +256,8 @@ def make_plan(args: argparse.Namespace) -> Plan:
     names = ["name", "strategies", "gpus", "gpus_per_node", "repeats"]
     names += ["launcher", "pattern", "auto"]
     changes: dict[str, Any] = {k: getattr(args, k) for k in names if getattr(args, k) is not None}
-    work = {"unit": args.unit, "per_step": args.work_per_step, "together": args.together}
+    work = {"per_step": args.work_per_step}
+    work |= {name: getattr(args, name) for name in ("unit", "scaling", "together")}
     changes |= {"work": stated} if (stated := {k: v for k, v in work.items() if v}) else {}
     changes |= spec_options.chosen_settings(args)
     if args.command and not args.study:
