@@ -135,8 +135,10 @@ def test_a_dry_run_has_the_work_that_the_study_stated_before(capsys) -> None:
     Study.of_command(("true",), name="own", gpus=(1,), work=work).expand().save()
     (words,) = dry_run(capsys, "--gpus=2", "--repeats=1", "--name=own", "--", "true")
     assert value(words, "--work-per-step") == "512"
-    weak = ["--gpus", "1", "2", "--scaling", "weak", "--", "true"]
-    plan = cli.make_plan(cli.make_parser().parse_args(weak))
+    words = ["--gpus", "1", "2", "--scaling", "weak"]
+    args = cli.make_parser(has_command=True).parse_args(words)
+    args.command = ("true",)
+    plan = cli.make_plan(args)
     assert {run.scaling for run in plan.runs.values()} == {"weak"}
 
 
