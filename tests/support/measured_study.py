@@ -5,7 +5,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from jobkit.analysis.collect.results import Results
@@ -17,39 +16,20 @@ FIXED |= {"dataset": "cifar10", "precision": "fp32", "device_type": "cuda", "tra
 FIXED |= {"torch_version": "2.11.0", "global_batch_size": 512, "batch_size_per_rank": 64}
 
 
-def results_of(
-    series: dict[str, dict[int, Sequence[float]]],
-    scaling: str | None = "strong",
-    epochs: int = 0,
-    seconds: float | None = None,
-) -> Results:
-    """A study with these rates: by series and ranks, of each repeat.
-
-    epochs: records of each run, with 2 % noise; seconds: the total time of each run.
-    """
-    rows = runs_of(series, scaling, seconds)
-    generator = np.random.default_rng(len(series))
-    records = [
-        {k: row[k] for k in ("run_id", "series", "world_size", "repeat")}
-        | {"attempt": 0, "epoch": e, "images_per_s": float(v)}
-        for row in rows
-        for e, v in enumerate(row["throughput"] * np.exp(0.02 * generator.standard_normal(epochs)))
-    ]
-    return results_from(frame(rows, RESULTS), frame(records, EPOCHS))
+def results_of(series: dict[str, dict[int, Sequence[float]]]) -> Results:
+    """A study with these rates: by series and ranks, of each repeat."""
+    return results_from(frame(runs_of(series), RESULTS))
 
 
 def runs_of(
-    series: dict[str, dict[int, Sequence[float]]],
-    scaling: str | None = "strong",
-    seconds: float | None = None,
+    series: dict[str, dict[int, Sequence[float]]], scaling: str | None = "strong"
 ) -> list[dict[str, Any]]:
     """The rows of results.csv of such a study."""
     return [
         FIXED
         | {"run_id": f"{name}-{n}-{i}", "series": name, "world_size": n, "repeat": i}
-        | {"throughput": float(x), "throughput_unit": "images/s"}
-        | {"time_per_epoch_s": 50000 / float(x)}
-        | {"total_time_s": seconds, "ranks_per_node": n, "scaling": scaling}
+        | {"throughput": float(x), "throughput_unit": "images/s", "scaling": scaling}
+        | {"time_per_epoch_s": 50000 / float(x), "ranks_per_node": n}
         for name, sizes in series.items()
         for n, rates in sizes.items()
         for i, x in enumerate(rates)

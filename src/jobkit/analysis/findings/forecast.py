@@ -152,20 +152,18 @@ def links_of(lines: Iterable[Line]) -> Links:
     one of its own: then the sums that a reduction makes are included. Else from sendrecv. Of
     several measurements the one on most ranks counts. Raises UsageError where none is usable.
     """
-    links: dict[str, Link] = {}
+    links: dict[bool, Link] = {}  # whether it is inside a node
     good = [line for line in lines if not line.is_bad]
     for line in sorted(good, key=lambda line: (line.operation != "sendrecv", line.ranks)):
-        if line.operation == "sendrecv":
-            links[line.scope] = Link(line.latency_s, line.s_per_byte)
-        elif line.operation == "all_reduce" and line.ranks > 1 and line.nodes in (1, line.ranks):
+        ring = line.operation in ("sendrecv", "all_reduce") and line.ranks > 1
+        if ring and line.nodes in (1, line.ranks):
             hops = passes(line.operation) * (line.ranks - 1)
             s_per_byte = line.s_per_byte / bus_factor(line.operation, line.ranks)
-            scope = "intra_node" if line.nodes == 1 else "inter_node"
-            links[scope] = Link(line.latency_s / hops, s_per_byte)
+            links[line.nodes == 1] = Link(line.latency_s / hops, s_per_byte)
     if not good:
         why = "no line fits its sizes within 50 %: measure the links again on idle nodes"
         raise UsageError(f"--comm: {why}")
-    return Links(links.get("intra_node"), links.get("inter_node"))
+    return Links(links.get(True), links.get(False))
 
 
 def _sent_share(
