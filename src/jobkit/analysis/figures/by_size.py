@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.figures import style
 from jobkit.analysis.findings.forecast import Forecast
-from jobkit.analysis.findings.verdict import first_kind
-from jobkit.analysis.findings.verdict import percent as say_percent
+from jobkit.analysis.findings.verdict import first_kind, percent
 from jobkit.analysis.scaling import MIN_EFFICIENCY
 from jobkit.analysis.scaling.sizes import Size, fewest_nodes, where
-from jobkit.analysis.tables.text import counted
+from jobkit.analysis.tables.text import counted, rounded
 
 _MAX_BARS = 12  # under each other
 Values = tuple[float, ...]  # of each repeat, or one of their size
@@ -189,8 +188,7 @@ def _scale(axes: Axes, panel: Panel) -> None:
     else:
         high = axes.get_ylim()[1]
         axes.set_ylim(0, max(1.1, high) if panel.scale == "share" else 1.1 * high)
-    percent = ticker.PercentFormatter(1.0, decimals=0)
-    axis.set_major_formatter(percent if panel.scale == "share" else style.PLAIN)
+    axis.set_major_formatter(style.SHARE if panel.scale == "share" else style.PLAIN)
     if panel.name == "val_accuracy":
         style.share_axis(axes)
 
@@ -223,16 +221,14 @@ def comparison_figure(results: Results) -> Figure | None:
     colours = [look[s.series]["color"] for s in shown]
     for panel, (label, values) in zip(axes, table.items(), strict=True):
         values.plot.barh(ax=panel, color=colours, width=0.6, alpha=0.85)
-        percent = "efficiency" in str(label)
-        form = "{:,.0f}" if values.max() >= 1000 else "{:.4g}"
-        texts = [say_percent(v, MIN_EFFICIENCY) if percent else form.format(v) for v in values]
-        numbers = ["" if pd.isna(v) else text for v, text in zip(values, texts, strict=True)]
+        share = "efficiency" in str(label)
+        texts = [percent(v, MIN_EFFICIENCY) if share else rounded(v) for v in values]
         bars: Any = panel.containers[0]
+        numbers = ["" if pd.isna(v) else text for v, text in zip(values, texts, strict=True)]
         panel.bar_label(bars, numbers, padding=4)
         panel.margins(x=0.3)  # room for the numbers
         panel.xaxis.set_major_locator(ticker.MaxNLocator(3))
-        shares = ticker.PercentFormatter(1.0, decimals=0)
-        panel.xaxis.set_major_formatter(shares if percent else style.PLAIN)
+        panel.xaxis.set_major_formatter(style.SHARE if share else style.PLAIN)
         panel.invert_yaxis()  # the first series is on top
         panel.grid(visible=False, axis="y")
         panel.set_xlabel(str(label))

@@ -48,6 +48,7 @@ _MARKS: dict[str, Artist] = {
 }
 # Numbers that people read: no exponent, and thousands apart.
 PLAIN = ticker.FuncFormatter(lambda v, _: f"{v:,.0f}" if 1000 <= abs(v) < 1e15 else f"{v:g}")
+SHARE = ticker.PercentFormatter(1.0, decimals=0)
 # The settings of matplotlib that hold while a figure is made and saved.
 RC: Any = {
     "font.family": "DejaVu Sans",
