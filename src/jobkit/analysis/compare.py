@@ -34,6 +34,7 @@ exit codes:
 _NAMED = (
     *("device", "device_type", "driver_version", "git_commit", "torch_version", "model", "dataset"),
     *("precision", "fp32", "global_batch_size", "batch_size_per_rank", "train_samples"),
+    *("threads_used", "nccl_version"),
 )
 _DAY_S = 24 * 3600
 _WHOLE = "on the whole"
@@ -80,9 +81,11 @@ def compare(
     runs, other: with the columns of results.csv. tolerance: a share of the rate below which no
     difference counts.
     """
+    from jobkit.analysis.collect.why import busy_clause
     from jobkit.analysis.scaling.scaling import sample_of
     from jobkit.analysis.scaling.sizes import sizes, where
     from jobkit.analysis.scaling.spread import CONFIDENCE, pool, quantile
+    from jobkit.analysis.tables.frames import records
     from jobkit.analysis.tables.text import some
 
     ours, theirs = (
@@ -118,7 +121,13 @@ def compare(
     if on_one_day and max(s.min() for s in starts) - min(s.max() for s in starts) >= _DAY_S / 2:
         text = "each study was measured on one day, and days differ: repeat both on several, or"
         remarks.append(f"{text} give --tolerance what days differ by")
-    for study, own, others in (("first", ours, theirs), ("second", theirs, ours)):
+    for study, table, own, others in (
+        ("first", runs, ours, theirs), ("second", other, theirs, ours)
+    ):  # fmt: skip
+        if bad := int((table["status"] != "ok").sum()):
+            remarks.append(f"{bad} of {len(table)} runs of the {study} are not ok")
+        if busy := busy_clause(records(table)):
+            remarks.append(f"in the {study} {busy}")
         if names := [name for name in own if name not in others]:
             remarks.append(f"only in the {study}: {some(names, 5)}")
     return compared, remarks

@@ -411,6 +411,10 @@ def test_loss_and_accuracy_differ_where_the_ranges_of_the_repeats_do() -> None:
     assert "Accuracy: unchanged." in found
     diverged = verdict(learnt("val_loss", {"ddp": {1: [0.3], 2: [float("nan")]}}), "GPUs")
     assert "; loss is no number on 2 GPUs: tune first" in diverged[0]
+    # The table that is handed in says it of each series; the verdict of the one to request.
+    other = learnt("val_accuracy", {"ddp": {1: [0.9], 2: [0.9]}, "fsdp": {1: [0.9], 2: [0.8]}})
+    note = "fsdp: accuracy falls from 90.0% to 80.0% on 2 GPUs: tune first."
+    assert note in proposal_table(other, "GPUs").notes and note[6:] not in verdict(other, "GPUs")[0]
     once = verdict(learnt("val_accuracy", {"ddp": {1: [0.9], 2: [0.8]}}), "GPUs")
     assert "; accuracy falls from 90.0% to 80.0% on 2 GPUs: tune first" in once[0]
 

@@ -70,7 +70,8 @@ def observed_lines(
     unit, work_per_step and warmup_steps of the study.
     """
     seen: list[Observation] = []
-    unread, source, of_one = list[str](), f"pattern {pattern.name}", pattern.of == "per_rank"
+    source = f"pattern {pattern.name}" + f" ({pattern.contains})" * bool(pattern.contains)
+    unread, of_one = list[str](), pattern.of == "per_rank"
     evaluated = False
     for attempt, groups in lines:
         values = {name: read_value(text, name) for name, text in groups.items()}

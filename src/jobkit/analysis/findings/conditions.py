@@ -361,12 +361,12 @@ def _few(
     """Sizes of one run, and an efficiency above ideal."""
     base = base_of(results, compared[-1]) if compared else None
     if base and all(len(s.rates) < 2 for s in compared):
-        of = f" of {base.series}" * any(len(s.rates) > 1 for s in results.sizes)
+        of = f" of {compared[-1].series}" * any(len(s.rates) > 1 for s in results.sizes)
         yield Caveat(f"one run a size{of}: differences may be chance", grave=True)
     elif base and len(base.rates) == 1:
         yield Caveat(f"the base, {where(base, unit)}, is one run: repeat it", grave=True)
     elif request and len(request.rates) == 1:
-        yield Caveat("the requested size is one run: repeat it", grave=True)
+        yield Caveat(f"{where(request, unit)} is one run: repeat it", grave=True)
     several = [s for s in compared if (s.devices or 0) > 1]
     top = max(several, key=lambda s: s.efficiency or 0, default=None)
     if top and base and (top.efficiency or 0) > _ABOVE_IDEAL:

@@ -112,13 +112,23 @@ def _notes(results: Results, unit: str, least: float) -> list[str]:
         lines.append(f"Hours are means: {_beside(results)}{beside}.")
     if any(s.nodes is None and s.throughput for s in sizes):
         lines.append("Nodes are not known: collect with --gpus-per-node for node-hours.")
-    found = caveats(results, unit, request_of(results, least))
-    return lines + [sentence(c.text) for c in found]
+    request, found = request_of(results, least), dict[str, list[str]]()
+    of_series = {s.series: s for s in sizes if s.efficiency}  # the largest size of each
+    of_series |= {request.series: request} if request else {}
+    for name, size in of_series.items():
+        for caveat in caveats(results, unit, size):
+            found.setdefault(caveat.text, []).append(name)
+    for text, names in (found or {c.text: [] for c in caveats(results, unit)}).items():
+        some = 0 < len(names) < len(of_series) and not any(name in text for name in names)
+        lines.append(f"{', '.join(names)}: {text}." if some else sentence(text))
+    return lines
 
 
 def _beside(results: Results) -> str:
     """What comes on top of the time of the training, as its rate was measured."""
     sources = {*results.runs["throughput_source"].dropna()}
+    if patterns := sorted(source for source in sources if source.startswith("pattern ")):
+        return f"rates are of {'; '.join(patterns)}"
     on_top = "start-up, evaluation and checkpoints outside of the steps come on top"
     if WALL_TIME not in sources:
         return on_top

@@ -133,8 +133,8 @@ lines_rejected COUNT [METRIC] lines rejected (truncated or bad checksum)
 records_lost COUNT records missing in every source: sequence gaps
 throughput NUMBER rate over all ranks, in throughput_unit, without the warm-up
 throughput_unit TEXT its unit: images/s, tokens/s, steps/s, ...; of wall times runs/h, shares/h
-throughput_source TEXT what measured it: meter, auto, pattern NAME, metric lines, or the wall time
-    of the run
+throughput_source TEXT what measured it: meter, auto, pattern NAME (what its times have in
+    them), metric lines, or the wall time of the run
 step_time_s NUMBER time of one optimizer step, without the warm-up
 wall_time_s NUMBER from the start of the run's job to its end
 ranks_together TEXT what shows that the ranks of a command worked together; none: they are copies
