@@ -53,9 +53,8 @@ def test_nothing_that_is_fitted_is_below_zero() -> None:
         comm.fit_line([comm.sample("broadcast", "all", 2, 1, s, [t], True) for s, t in times])
         for times in (((1024, 2.0), (4096, 1.0)), ((1024, 1.0), (4096, 10.0)))
     )
-    assert falling.s_per_byte == 0 and 1.0 < falling.latency_s < 2.0
-    assert falling.gb_per_s == float("inf")
-    assert steep.latency_s == 0 and 1 / 1024 < steep.s_per_byte < 10 / 4096
+    assert (falling.s_per_byte, falling.gb_per_s, steep.latency_s) == (0, float("inf"), 0)
+    assert 1.0 < falling.latency_s < 2.0 and 1 / 1024 < steep.s_per_byte < 10 / 4096
 
 
 def test_lines_are_of_right_results_at_two_sizes_or_more() -> None:
@@ -98,7 +97,6 @@ def test_sizes_are_read_and_said() -> None:
         (["--ops", "all_reduc"], "invalid choice: 'all_reduc' (choose from"),
         (["--min-bytes", "2K", "--max-bytes", "1K"], "--max-bytes 1024 is less than --min-bytes"),
         (["--check=1"], "needs at least 2 ranks: say --nproc-per-node 2"),
-        (["--max-bytes=1T"], "'1T': must be a size"),
         (["--max-bytes=1.5M"], "'1.5M': must be a size"),
     ],
 )

@@ -63,7 +63,6 @@ def test_energy_is_divided_by_the_work_that_was_done_for_it(changed: dict[str, A
         (("GPU-a", "GPU-a"), ("n0", "n0"), 100),  # both ranks read the same counter
         (("GPU-a", "GPU-b"), ("n0", "n0"), 200),
         (("GPU-a", "GPU-a"), ("n0", "n1"), 200),
-        ((None, None), ("n0", "n0"), 200),
         (([], {}), ("n0", "n0"), 200),
     ],
 )

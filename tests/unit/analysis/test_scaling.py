@@ -75,16 +75,11 @@ def test_a_rate_that_no_machine_has_is_as_if_it_were_not_measured() -> None:
 def test_the_baseline_is_stated_and_its_ranks_count_in_the_efficiency() -> None:
     """With a baseline of 2 ranks both ends are around 8 / 2 times less than the speed-up."""
     table = scaling(runs_of({2: [100.0, 102, 98], 8: [300.0, 306, 294]}), NONE)
-    two, eight = at(table, 2), at(table, 8)
-    assert set(table["base_world_size"]) == {2}
-    assert set(table["baseline"]) == {
-        "ddp at 2 ranks: the same strategy and settings at the smallest measured size"
-    }
+    eight, rule = at(table, 8), "the same strategy and settings at the smallest measured size"
+    assert set(table["baseline"]) == {f"ddp at 2 ranks: {rule}"}
     assert (eight["speed_up"], eight["efficiency"]) == (3.0, 0.75)
     for end in ("low", "high"):
         assert eight[f"efficiency_{end}"] == pytest.approx(eight[f"speed_up_{end}"] / 4)
-        assert two[f"efficiency_{end}"] == two[f"speed_up_{end}"] == 1
-    assert eight["efficiency_low"] < 0.75 < eight["efficiency_high"] < 0.9
 
 
 def test_the_fastest_serial_run_of_the_same_problem_is_the_base() -> None:
@@ -169,7 +164,7 @@ def test_an_interval_holds_the_truth_as_often_as_it_says(repeats, spread_of_runs
         away = np.log(np.median(groups[3]) / np.median(groups[0]))
         ratio += abs(away) <= found.half_width(samples[3], samples[0])
         apart += found.differ(samples[0], (list(0.8 * groups[1]), 2))
-    # An interval that always holds says nothing, and one that says nothing tells nothing apart.
+    # An interval that always holds says nothing.
     assert least <= one < 300 and least <= ratio < 300
     assert apart >= 270
 
@@ -184,14 +179,8 @@ def test_an_outlier_is_found_by_the_spread_of_all_sizes() -> None:
     assert slow >= 85 and flags.sum() - slow <= 0.015 * 1700
 
 
-def test_a_size_of_one_run_has_the_spread_of_the_others_and_says_so() -> None:
-    row = at(scaling(runs_of({1: [100.0, 103, 98], 2: [190.0]}), NONE), 2)
-    assert row["spread_from"] == "1 run, spread pooled over 1 size"
-    assert row["throughput_low"] < 180 < 200 < row["throughput_high"]
-
-
 def test_an_outlier_is_flagged_kept_and_only_where_it_is_one() -> None:
-    runs = runs_of({1: [1.0, 100.0, 101, 60, 99], 2: [190.0, 191, 189]})
+    runs = runs_of({1: [1.0, 100.0, 101, 60, 99], 2: [190.0]})
     runs.loc[0, ["throughput", "time_per_epoch_s"]] = pd.NA  # a run that is ok has no rate
     table = scaling(runs, NONE)
     one = at(table, 1)
@@ -199,7 +188,8 @@ def test_an_outlier_is_flagged_kept_and_only_where_it_is_one() -> None:
     assert one["throughput"] == median([100, 101, 60, 99])
     # One of seven is more than chance leaves, and widens the interval; one of 24 does not.
     assert one["throughput_low"] < 90
-    assert pd.isna(at(table, 2)["outliers"])
+    assert pd.isna(at(table, 2)["outliers"]) and at(table, 2)["throughput_low"] < 180
+    assert at(table, 2)["spread_from"] == "1 run, spread pooled over 1 size"
     groups = [[100.0 * n * (1 + 0.005 * k) for k in range(6)] for n in (1, 2, 4, 8)]
     groups[2][3] *= 0.7
     found = spread.pool([(group, 2**i) for i, group in enumerate(groups)])
@@ -225,15 +215,6 @@ def test_what_an_outlier_is(groups: list[list[float]], flagged: int) -> None:
     found = spread.outliers(groups)
     assert [len(flags) for flags in found] == [len(group) for group in groups]
     assert sum(map(sum, found)) == flagged and (not flagged or found[0][-1])
-
-
-def test_two_kinds_of_nodes_are_spread_and_no_outliers() -> None:
-    groups = [[1000.0, 1002.0, 1200.0, 1203.0], [1990.0, 1995.0, 2390.0, 2400.0]]
-    found = spread.pool([(groups[0], 1), (groups[1], 2)])
-    assert found is not None and (found.freedom, found.sizes) == (6, 2)
-    assert 0.09 < found.deviation(1) < 0.12  # of values 20 % apart, half of them each
-    assert found.half_width((groups[0], 1)) > 0.09
-    assert not found.differ((groups[0], 1), ([1100.0, 1101.0, 1099.0, 1100.0], 1))
 
 
 def test_time_to_the_accuracy_that_all_have_reached_or_the_one_given() -> None:
@@ -271,15 +252,14 @@ def test_time_and_energy_to_an_accuracy_need_the_time_of_an_epoch(epochs: bool) 
 def test_what_is_per_gpu_counts_the_gpus_and_not_the_ranks() -> None:
     """One process of dp drives four GPUs."""
     dp = runs_of({1: [400.0]}, "dp", strategy="dp", devices=4)
-    row = at(scaling(pd.concat([dp, runs_of({1: [100.0], 4: [320.0]})]), NONE), 1, "dp")
-    assert row["devices"] == 4 and row["world_size"] == 1
-    assert row["throughput_per_rank"] == pytest.approx(100.0)
-    hours = row["time_s"] * 4 / 3600
-    assert row["gpu_hours"] == pytest.approx(hours)
-    assert row["node_hours"] == pytest.approx(row["time_s"] / 3600)
+    eight = runs_of({2: [500.0]}, "dp", strategy="dp", devices=8)
+    table = scaling(pd.concat([dp, eight, runs_of({1: [100.0], 4: [320.0]})]), NONE)
+    row = at(table, 1, "dp")
+    assert (row["devices"], row["world_size"], row["throughput_per_rank"]) == (4, 1, 100.0)
+    hours = row["time_s"] / 3600
+    assert (row["gpu_hours"], row["node_hours"]) == pytest.approx((4 * hours, hours))
     assert row["efficiency"] == 1.0
-    two = pd.concat([dp, runs_of({2: [500.0]}, "dp", strategy="dp", devices=8)])
-    assert at(scaling(two, NONE), 2, "dp")["efficiency"] == pytest.approx(500 / 400 * 4 / 8)
+    assert at(table, 2, "dp")["efficiency"] == pytest.approx(500 / 400 * 4 / 8)
 
 
 def text(name: str = "s", width: int = 160) -> str:
@@ -311,11 +291,9 @@ def test_the_base_is_the_smallest_size_that_was_measured_and_what_failed_is_told
 
 
 def test_the_page_tells_strong_scaling_from_weak_and_cuts_nothing() -> None:
-    whole_study(strategies=("ddp",), gpus=(1, 2), sweep={"precision": ("fp32", "bf16")})
-    page = text(width=80)
-    assert not re.search(r"scaling +ranks", page) and "\N{HORIZONTAL ELLIPSIS}" not in page
-    assert page.count("73.3%") == 4  # every cell of the last column
     whole_study("both", strategies=("ddp",), gpus=(1, 2))
+    page = text("both", width=80)
+    assert not re.search(r"scaling +ranks", page) and page.count("73.3%") == 2  # the last column
     whole_study("both", strategies=("ddp",), gpus=(1, 2), settings={"batch_size_per_rank": 128})
     page = text("both", width=80)
     assert re.search(r"scaling +ranks", page) and "\N{HORIZONTAL ELLIPSIS}" not in page
@@ -370,9 +348,7 @@ def test_the_gate_is_4_where_it_is_not_met_and_else_3_where_a_run_is_not_ok(caps
         assert ("threshold not met: ddp at 4 ranks" in capsys.readouterr().err) is (code == 4)
     for words, said in (
         (["--at", "4"], "go together"),
-        (["--min-efficiency", "0.9"], "go together"),
         (["--min-efficiency", "85", "--at", "2"], "at most 1"),
-        (["--min-efficiency", "nan", "--at", "2"], "at most 1"),
         (["--min-efficiency", "0.9", "--at", "0"], "1 or more"),
     ):
         assert said in refusal(collect_main, ["s", *words], capsys)

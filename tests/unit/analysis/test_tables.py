@@ -10,7 +10,7 @@ from jobkit.analysis.cli import plot_main
 from jobkit.analysis.collect.results import OUTDATED, Results, collect
 from jobkit.analysis.findings.verdict import verdict
 from jobkit.analysis.tables.columns import COUNT, FLAG, NUMBER, TEXT, Column
-from jobkit.analysis.tables.frames import frame, read_table, save_table
+from jobkit.analysis.tables.frames import frame, read_table, records, save_table
 from jobkit.errors import UsageError
 from support.fake_study import logs, realistic_study, whole_study
 
@@ -74,30 +74,17 @@ def test_every_value_comes_back_and_an_empty_cell_is_none(tmp_path: Path) -> Non
 def test_columns_that_a_file_lacks_are_empty(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("t,other,x\na,1,\n")
     table = read_table(tmp_path / "t.csv", COLUMNS)
-    assert table.astype(object).where(table.notna(), None).to_dict("records") == [
-        {"t": "a", "n": None, "x": None, "yes": None, "other": 1}
-    ]
+    assert records(table) == [{"t": "a", "n": None, "x": None, "yes": None, "other": 1}]
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"t,n\na,many\n", "no table of jobkit"),
-        (b'\xff\xfe"', "no table of jobkit"),
-        (None, "Is a directory"),
-    ],
-)
-def test_what_is_no_table_is_one_error(tmp_path: Path, content: bytes | None, said: str) -> None:
-    path = tmp_path / "t.csv"
-    path.mkdir() if content is None else path.write_bytes(content)
-    with pytest.raises(UsageError, match=f"t.csv: {said}"):
-        read_table(path, COLUMNS)
-
-
-def test_a_table_in_a_study_that_is_a_link_out_of_it_is_not_read(tmp_path: Path) -> None:
+def test_what_is_no_table_is_one_error_and_a_link_out_of_the_study_is_not_read(tmp_path) -> None:
     whole_study(strategies=("ddp",), gpus=(1,))
     collect("s")
     path = logs() / "s" / "epochs.csv"
+    for content in (b"run_id,epoch\na,many\n", b'\xff\xfe"'):
+        path.write_bytes(content)
+        with pytest.raises(UsageError, match=r"epochs\.csv: no table of jobkit"):
+            Results.load("s")
     path.rename(tmp_path / "elsewhere.csv")
     path.symlink_to(tmp_path / "elsewhere.csv")
     with pytest.raises(UsageError, match="a link that leads out of"):

@@ -22,7 +22,6 @@ from jobkit.analysis.collect.steps import (
     observed_windows,
     rate_row,
     step_rows,
-    thinned,
 )
 from jobkit.outcome.state import RunState
 from jobkit.paths import RunPaths
@@ -94,7 +93,7 @@ def test_windows_of_all_attempts_count_and_those_of_another_run_do_not(tmp_path:
     attempts = [([window(10, s)], [window(10, s), *others]) for s in (1.0, 3.0)]
     found, records = observed(tmp_path, *attempts)
     assert found and [(o.attempt, o.time_s) for o in found.steps] == [(0, 1.0), (1, 3.0)]
-    assert [p.split("first: ")[1] for p in records.problems] == ["of another run: other"] * 2
+    assert str(records.problems).count("first: of another run: other") == 2
 
 
 @pytest.mark.parametrize(
@@ -131,7 +130,6 @@ def test_the_unit_of_steps_is_that_of_the_run_s_rate() -> None:
 def test_a_long_run_has_at_most_a_thousand_rows() -> None:
     windows = [Observation(step=n, steps=1, time_s=1.0) for n in range(1, 2501)]
     assert [r["step"] for r in step_rows(Observed(steps=windows))] == [*range(1, 2501, 3)]
-    assert thinned(range(2500)) == range(0, 2500, 3)
 
 
 ENDED = {"status": "ok", "wall_time_s": 36.0, "world_size": 4}
