@@ -7,18 +7,11 @@ import sys
 from support.checkout import ROOT, TINY, Checkout
 from support.place import until
 
-CHECK = "python -m jobkit.checks.preflight.cli"
-
-
-def step(cluster, kit: Checkout, line: str, *words: str, **env: str):
-    """srun on two nodes: every rank runs a line of shell, in which "$@" are the words."""
-    argv = ["srun", "-K1", "--nodes=2", "--ntasks-per-node=1", "bash", "-c", line, "x", *words]
-    own = {**kit.env, "PYTHONPATH": str(ROOT / "src"), **env}
-    return cluster.run(*argv, "--dataset", "synthetic", env=own)
-
 
 def test_a_sound_allocation_is_measured(cluster, kit: Checkout) -> None:
-    done = step(cluster, kit, f'exec {CHECK} "$@"', "--timeout", "300")
+    check = ["python", "-m", "jobkit.checks.preflight.cli", "--timeout", "300"]
+    words = ["srun", "-K1", "--nodes=2", "--ntasks-per-node=1", *check, "--dataset", "synthetic"]
+    done = cluster.run(*words, env={**kit.env, "PYTHONPATH": str(ROOT / "src")})
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stdout
     assert "all checks passed" in said and "FAULT" not in said

@@ -36,20 +36,21 @@ def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(above)
 
 
+SQUATS = {
+    "everybody writes": lambda root: root.chmod(0o757),
+    "it can be exchanged": lambda root: root.parent.chmod(0o777),
+    "a stranger's": lambda root: os.chown(root, STRANGER, STRANGER),
+}
+
+
 @pytest.mark.parametrize("command", ["down", "env", "up"])
-@pytest.mark.parametrize("squat", ["everybody writes", "it can be exchanged", "a stranger's"])
-def test_a_folder_that_others_may_change_is_refused(root, monkeypatch, command, squat, capsys):
+@pytest.mark.parametrize("squat", SQUATS)
+def test_a_folder_that_others_may_change_is_refused(root, command, squat, capsys) -> None:
     if squat == "a stranger's" and os.geteuid() != 0:
         pytest.skip("only root can give a file away")
     cluster.check_folder(root, reading=True)  # one's own folder in /tmp is fine
     assert cluster.Cluster.load(root).nodes == 4
-    match squat:
-        case "everybody writes":
-            root.chmod(0o757)
-        case "it can be exchanged":
-            root.parent.chmod(0o777)
-        case _:
-            os.chown(root, STRANGER, STRANGER)
+    SQUATS[squat](root)
     with subprocess.Popen(["cat"], env={MARK: f"{root}:slurmd.n1"}, stdin=-1) as victim:
         assert refusal(cli.main, [command], capsys)
         assert victim.poll() is None

@@ -1,14 +1,12 @@
 """Readers that leave, and a terminal that closes: nothing is lost but what is printed."""
 
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from jobkit.paths import StudyPaths
-from support.place import ROOT, until
+from support.place import ROOT
 
 STUDY = "run_benchmarks.py --site local --gpus 1 --repeats 1 --name s -- sleep 1"  # not a training
 
@@ -23,18 +21,6 @@ def test_a_study_goes_on_when_its_output_is_lost() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     done = shell(f"{sys.executable} -m jobkit status s --json")
     assert '"ok": 1' in done.stdout
-
-
-def test_a_study_started_with_nohup_outlives_the_hangup(tmp_path: Path) -> None:
-    command = f"trap '' HUP; exec {sys.executable} {ROOT}/{STUDY}"
-    log = tmp_path / "log"
-    with log.open("w") as out:
-        study = subprocess.Popen(["bash", "-c", command], stdout=out, stderr=out)
-        until(lambda: "started:" in log.read_text(), timeout=400)
-        time.sleep(1)  # until it follows the study
-        study.send_signal(signal.SIGHUP)
-        assert study.wait(200) == 0, log.read_text()
-    assert "the run is ok" in log.read_text()
 
 
 def test_one_training_ends_well_though_nobody_reads_its_output(tmp_path: Path) -> None:

@@ -22,9 +22,7 @@ from generated_docs import PAGES, ROOT, TABLES, with_tables
 from jobkit.__main__ import COMMANDS
 from jobkit.analysis.tables import columns
 from jobkit.errors import Exit
-from jobkit.launch import start
-from jobkit.launch.cli import DEFAULT_STUDY
-from jobkit.spec.options import with_words
+from jobkit.launch import cli, start
 from jobkit.spec.runspec import STRATEGIES
 from jobkit.spec.study import Study
 
@@ -281,20 +279,23 @@ def test_every_requirement_has_its_place_and_a_command() -> None:
     assert not found, "\n".join(found)
 
 
-def test_studies_of_the_documents_expand() -> None:
+def test_the_page_of_security_names_a_test_for_every_rule_and_every_test() -> None:
+    rules = page("security").split("## Trusted")[0]
+    rows = [line for line in rules.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 7 and all(re.search(r"\.py`", row.rsplit("|", 2)[1]) for row in rows)
+    named, own = set(re.findall(r"`([\w/]+\.py)`", rules)), ROOT / "tests" / "security"
+    assert [n for n in named if not ((own / n).is_file() or (ROOT / n).is_file())] == []
+    assert {path.name for path in own.glob("test_*.py")} <= named
+
+
+def test_studies_of_the_documents_expand(monkeypatch) -> None:
+    monkeypatch.setattr(cli, "find_site", lambda _: None)  # the reader's own
     starts = ("python run_benchmarks.py", "jobkit run")
     for words in (shlex.split(line)[2:] for line in lines() if line.startswith(starts)):
-        own = words[: words.index("--")] if "--" in words else words
-        args = of_command("run").parse_args(own)
-        if args.study == "mine.toml":
-            continue
-        names = ("gpus", "gpus_per_node", *(["launcher"] if own != words else []))
-        given = {n: v for n in names if (v := getattr(args, n))}
-        if own != words and not args.study:
-            study = Study.of_command(words[len(own) + 1 :], **given)
-        else:
-            study = Study.load(args.study or DEFAULT_STUDY, **given)
-        with_words(study, args.sweep).expand()
+        end = words.index("--") if "--" in words else len(words)
+        args = cli.make_parser(end < len(words)).parse_args(words[:end])
+        args.command = tuple(words[end + 1 :])
+        assert args.study == "mine.toml" or cli.make_plan(args).runs
 
 
 def test_files_in_the_documents_are_what_their_text_says(tmp_path: Path) -> None:

@@ -265,26 +265,7 @@ def test_ranks_that_save_at_term_under_torchrun_are_preempted(run: Kit) -> None:
     assert run.outcome()["status"] == "preempted"
 
 
-# The words before the image are its own; what follows runs inside, without a jobkit there.
-APPTAINER = """#!/bin/sh
-echo "apptainer $*" | head -1 >> "$NOTES"
-while [ "$1" != image.sif ]; do shift; done
-shift
-exec "$@"
-"""
-SITE = 'container = "apptainer"\nimage = "image.sif"\nmounts = ["/data:/data"]\n'
 SAY = ["--", "bash", "-c", 'echo "rank $RANK of $WORLD_SIZE: $1"', "-", "a b"]
-
-
-def test_the_ranks_are_inside_the_container(run: Kit) -> None:
-    run.tool("apptainer", APPTAINER)
-    (run.folder / "own.toml").write_text(SITE)
-    done = run("--site", str(run.folder / "own.toml"), *SAY, **JOB)
-    assert done.returncode == 0, done.stderr
-    said = [line for line in done.stdout.splitlines() if line.startswith("rank")]
-    assert sorted(said) == ["rank 0 of 2: a b", "rank 1 of 2: a b"]
-    assert run.notes.read_text().count("apptainer exec --nv --bind /data:/data image.sif bash") == 2
-    assert run.outcome()["status"] == "ok"
 
 
 @pytest.mark.parametrize(("code", "dry"), [(0, []), (5, []), (0, ["--dry-run"])])

@@ -44,6 +44,7 @@ REFUSED: list[tuple[str, dict[str, str], str]] = [
     ("--nproc-per-node=2;ls", {}, "--nproc-per-node 2;ls: must be a whole number, 1 or more"),
     ("--ntasks-per-node 2", {}, "--nodes and --ntasks-per-node are for an allocation"),
     ("--nodes 2", IN_JOB, "--nodes needs --ntasks-per-node"),
+    ("--nodes x --ntasks-per-node 1", IN_JOB, "--nodes x: must be a whole number"),
     ("--max-restarts x", {}, "--max-restarts x: must be a whole number, 0 or more"),
     ("--monitor-interval 0", {}, "--monitor-interval 0: must be a number of seconds, above 0"),
     ("--check=2", {}, "--check takes no value"),

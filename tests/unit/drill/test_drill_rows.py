@@ -21,7 +21,8 @@ from jobkit.drill.run import Drill, FaultRun, impossible
 from jobkit.launch.site import Site
 from jobkit.outcome.state import run_state
 from jobkit.paths import RunPaths, StudyPaths, write_json
-from jobkit.program.lines import Writer
+from jobkit.spec.runspec import RunSpec
+from support.fake_study import FakeRun
 from support.records import rows_of
 from support.refusals import refusal
 from support.training_programs import UNTIL_HIT
@@ -120,18 +121,11 @@ def test_one_rank_is_signalled_or_all() -> None:
 # --- rows, by what a run left ---
 
 
-def write(paths: RunPaths, attempt: int, *records: tuple[str, dict]) -> None:
-    paths.metrics_folder.mkdir(parents=True, exist_ok=True)
-    (paths.attempts / str(attempt)).mkdir(parents=True)
-    place = {"study": "s", "run_id": "x", "attempt": attempt, "rank": 0}
-    writer = Writer(**place, path=paths.metrics(attempt), log=None)
-    for kind, fields in records:
-        writer.write(kind, **fields)
-    writer.close()
-
-
-def checkpoints(*pairs: tuple[str, int]) -> list[tuple[str, dict]]:
-    return [("checkpoint", {"action": action, "iteration": n}) for action, n in pairs]
+def leave(paths: RunPaths, attempt: int, *checkpoints: tuple[str, int]) -> None:
+    run = FakeRun(paths.folder.parent, paths.folder.name, RunSpec(), attempt)
+    run.writer.write("startup", total_s=3.0)
+    for action, iteration in checkpoints:
+        run.writer.write("checkpoint", action=action, iteration=iteration)
 
 
 def test_iterations_lost_are_those_done_again(tmp_path: Path) -> None:
@@ -142,17 +136,17 @@ def test_iterations_lost_are_those_done_again(tmp_path: Path) -> None:
         ([], [], 25),
     )):  # fmt: skip
         paths = RunPaths(tmp_path / str(number))
-        write(paths, 0, *checkpoints(*(("saved", n) for n in saved)))
+        leave(paths, 0, *(("saved", n) for n in saved))
         assert TRAINING.redone(paths) is None  # there was no other attempt
-        write(paths, 1, ("startup", {"total_s": 3.0}), *checkpoints(*then))
+        leave(paths, 1, *then)
         assert TRAINING.redone(paths) == lost
         assert time.time() - 300 < (began(paths, 1) or 0) < time.time() + 1
 
 
 def test_the_first_attempt_is_told_as_if_there_had_been_no_other(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "kill")
-    write(paths, 0, *checkpoints(("saved", 20)))
-    write(paths, 1)
+    leave(paths, 0, ("saved", 20))
+    leave(paths, 1)
     write_json(paths.outcome(1), {"status": "ok"})
     paths.log.write_text(
         "[jobkit] start: attempt 0 of kill on n1\nsrun: error: n2: task 1: Killed\n"

@@ -136,13 +136,14 @@ def test_scripts_compared_whole(name: str, monkeypatch) -> None:
 FAKE = '#!/usr/bin/env bash\nprintf "%s\\n" "$(basename "$0")" "$@" "X=${X-unset}" >> "$NOTES"\n'
 
 
-def started(tmp_path: Path, text: str) -> tuple[list[str], Any]:
+def started(tmp_path: Path, text: str, *own: str) -> tuple[list[str], Any]:
     """What run.sh calls from srun on in an allocation of this site, and how it ended."""
     kit = Kit(tmp_path)
+    kit.notes.unlink(missing_ok=True)
     for name in ("srun", "python"):
         kit.tool(name, FAKE)
     (tmp_path / "site.sh").write_text(load(tmp_path, text).shell())
-    done = kit("--site-file", str(tmp_path / "site.sh"), "--epochs", "2", SLURM_JOB_ID="5")
+    done = kit("--site-file", str(tmp_path / "site.sh"), *own, SLURM_JOB_ID="5")
     lines = kit.notes.read_text().split("\n") if kit.notes.exists() else []
     return lines[lines.index("srun") :] if "srun" in lines else [], done
 
@@ -159,12 +160,15 @@ def started(tmp_path: Path, text: str) -> tuple[list[str], Any]:
     ],
 )  # fmt: skip
 def test_containers_reach_srun(tmp_path: Path, text: str, before_python: list[str]) -> None:
-    words, done = started(tmp_path, text)
-    assert done.returncode == 0, done.stderr
-    at = words.index("python")
-    assert words[at - len(before_python) : at] == before_python
-    assert "--kill-on-bad-exit=1" in words[:at]
-    assert words[at + 1 : at + 3] == ["-m", "jobkit.payload.main"]
+    """With a training, and with a command, whose rank is a shell's text."""
+    trains = ["python", "-m", "jobkit.payload.main"]
+    for own, program in (([], trains), (["--", "true"], ["bash", "-c"])):
+        words, done = started(tmp_path, text, *own)
+        assert done.returncode == 0, done.stderr
+        at = words.index(program[0])
+        assert words[at - len(before_python) : at] == before_python
+        assert "--kill-on-bad-exit=1" in words[:at]
+        assert words[at : at + len(program)] == program
 
 
 def test_the_environment_file_has_the_network_and_keeps_jobkit_on_the_path() -> None:

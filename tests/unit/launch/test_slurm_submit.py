@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jobkit.errors import Exit, UsageError
-from jobkit.launch import slurm_cluster
+from jobkit.launch import slurm_cluster, task
 from jobkit.launch import slurm_submit as submit
 from jobkit.launch import view as foreground
 from jobkit.launch.cli import main
@@ -17,6 +17,7 @@ from jobkit.launch.command import LaunchRequest
 from jobkit.launch.site import Site
 from jobkit.launch.slurm_cluster import max_array_size
 from jobkit.launch.slurm_options import Batch, make_batches
+from jobkit.outcome.state import RunState
 from jobkit.paths import read_json
 from jobkit.spec.study import Study
 from support.place import script as executable
@@ -196,3 +197,31 @@ def test_an_array_has_as_many_elements_as_the_cluster_takes(slurm, monkeypatch) 
     assert "--array" not in (slurm / "10.script").read_text()
     (slurm / "slurm.conf").write_text("ClusterName=c\n")
     assert max_array_size() == 1001  # Slurm's default
+
+
+# The runs of a study one after the other in one allocation.
+
+
+@pytest.mark.parametrize(
+    ("codes", "requeued", "ok", "bad", "started"),
+    [
+        ({"a": 0, "b": 75, "c": 0}, 0, "", 1, "ab"),  # b has requeued the job
+        ({"a": 0, "b": 75, "c": 0}, 1, "a", 1, "b"),  # what is done is done
+        ({"a": 137, "b": 2, "c": 0}, 0, "", 2, "abc"),  # the next one has its turn
+        ({"a": 0, "b": 0}, 0, "a", 0, "ab"),  # in its first start a job runs what was ok before
+    ],
+)
+def test_what_a_job_runs(codes, requeued, ok, bad, started, tmp_path, monkeypatch) -> None:
+    seen: list[str] = []
+
+    def run(folder: Path, *_: Any) -> tuple[int, bool]:
+        seen.append(folder.name)
+        return codes[folder.name], False
+
+    status = {name: RunState(status="ok" if name in ok else "preempted") for name in codes}
+    monkeypatch.setattr(task, "_run", run)
+    monkeypatch.setattr(task, "Signals", lambda: None)
+    monkeypatch.setattr(task, "run_state", lambda paths: status[paths.folder.name])
+    monkeypatch.setenv("SLURM_RESTART_COUNT", str(requeued))
+    assert task.sweep_in_job([(str(tmp_path / name), ["true"]) for name in codes]) == bad
+    assert "".join(seen) == started
