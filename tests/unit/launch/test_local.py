@@ -177,7 +177,7 @@ def test_lines_of_ranks_that_write_together_stay_whole(run: Kit) -> None:
     assert sorted(line for line in lines if line.startswith("rank")) == sorted(whole)
 
 
-# --- LaunchConfig and run() of Python --------------------------------------------------------------
+# --- LaunchConfig and run() of Python -------------------------------------------------------------
 
 PROGRAM = """
 import os, sys, time
