@@ -113,7 +113,7 @@ def _draw_forecasts(
 ) -> None:
     """Draw each forecast with its interval, from the largest measured size on."""
     for forecast in forecasts:
-        x = np.geomspace(forecast.prediction.sizes[-1], forecast.sizes[-1], 33)
+        x = np.geomspace(forecast.prediction.sizes[-1], max(forecast.sizes), 33)
         y, low, high = np.asarray([forecast.speed_up(n) for n in x]).T
         own: Any = {"color": look[forecast.base.series]["color"]}
         axes.plot(x, y, ls=(0, (4, 2)), lw=1.4, zorder=2.5, label=style.FORECAST, **own)

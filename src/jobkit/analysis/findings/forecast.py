@@ -5,7 +5,7 @@ Where jobkit comm measured the links, what a step sends takes its time over them
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -31,8 +31,7 @@ class Forecast:
 
     base: Size  # the smallest measured size
     prediction: Prediction
-    nodes_hold: int | None  # ranks; None: not known
-    sizes: tuple[int, ...]  # to forecast; all beyond what was measured
+    sizes: Mapping[int, int | None]  # beyond what was measured; the nodes they need, if known
     notes: tuple[str, ...]  # what a reader must know beside the numbers
 
     def speed_up(self, ranks: float) -> Ends:
@@ -40,10 +39,6 @@ class Forecast:
         value, low, high = self.prediction.speed_up(ranks)
         scale = self.base.speed_up or 1
         return scale * value, scale * low, scale * high
-
-    def nodes_of(self, ranks: int) -> int | None:
-        """How many nodes that many ranks need."""
-        return math.ceil(ranks / self.nodes_hold) if self.nodes_hold else None
 
 
 def forecasts(
@@ -85,7 +80,7 @@ def _forecast(
         (s.world_size or 0, rate)
         for s in curve
         for run, rate in zip(s.rated_runs, s.rates, strict=True)
-        if rate > 0 and run not in (s.outliers or "").split(", ")
+        if 0 < rate < math.inf and run not in (s.outliers or "").split(", ")
     ]
     largest = max((n for n, _ in sound), default=0)
     if not (beyond := [n for n in wanted if n > largest]):
@@ -99,7 +94,8 @@ def _forecast(
     ranks, rates = [n for n, _ in sound], [rate for _, rate in sound]
     law = Prediction(ranks, rates, curve[0].scaling or "strong", per_node, sent, nodes)
     refusals = {n: law.refused(n) for n in beyond}
-    sizes = tuple(n for n, why in refusals.items() if not why)
+    full = per_node or (max(s.ranks_per_node or 1 for s in curve) if nodes else None)
+    sizes = {n: math.ceil(n / full) if full else None for n, why in refusals.items() if not why}
     if per_node is None or (largest <= per_node < beyond[-1] and not (several or sent)):
         notes.append(
             f"no size of {curve[0].series} is known to be on several nodes: what communication "
@@ -112,16 +108,15 @@ def _forecast(
             f"on {' and '.join(map(str, slower))} ranks {best.series} is slower than on "
             f"{best.world_size}, which was measured: do not request more"
         )
-    on_one = max(s.ranks_per_node or 1 for s in curve) if nodes else None
-    forecast = Forecast(curve[0], law, per_node or on_one, sizes, tuple(notes))
-    return forecast, [*lacks, *filter(None, refusals.values())]
+    lacks += filter(None, refusals.values())
+    return Forecast(curve[0], law, sizes, tuple(notes)), lacks
 
 
 def forecast_table(results: Results, forecasts: Sequence[Forecast]) -> pd.DataFrame:
     """A row for each series and size to forecast, with the columns FORECAST."""
     rows = []
-    for forecast, ranks in ((f, n) for f in forecasts for n in f.sizes):
-        base, nodes, measured = forecast.base, forecast.nodes_of(ranks), forecast.prediction.sizes
+    for forecast, ranks, nodes in ((f, *size) for f in forecasts for size in f.sizes.items()):
+        base, measured = forecast.base, forecast.prediction.sizes
         row: Row = {
             **{name: getattr(base, name) for name in ("series", "throughput_unit", "time_of")},
             "study": results.name,
@@ -181,10 +176,10 @@ def _sent_share(
     size = ModelSize(parameters=bytes_fp32, shard_groups=each * (groups - 1), kept_groups=each)
     own = FACTS.get(settings.get("strategy", ""))
     if not own or not bytes_fp32 or own.messages(settings, size) is None:
-        raise UsageError(
-            "what it sends is known of ddp (without PowerSGD) and fsdp alone, if their logs say "
-            "the settings and parameters"
+        known = (
+            "ddp (without PowerSGD) and fsdp alone, if their logs say the settings and parameters"
         )
+        raise UsageError(f"what it sends is known of {known}")
     step_s = (first.global_batch_size or 0) / (first.throughput or 1)
     places = {s.world_size: (s.nodes, s.ranks_per_node or 1) for s in curve if s.nodes}
 

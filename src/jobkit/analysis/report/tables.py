@@ -187,9 +187,9 @@ def project_table(
             means = [mean, *(mean * end / (size.throughput or 1) for end in ends)]
             lines.append((size.series, size, size.devices, size.nodes, means))
     lines += [
-        (f"{f.base.series} (forecast)", f.base, n, f.nodes_of(n), f.prediction.rate(n))
+        (f"{f.base.series} (forecast)", f.base, n, nodes, f.prediction.rate(n))
         for f in forecasts
-        for n in f.sizes
+        for n, nodes in f.sizes.items()
     ]
     rows: list[list[str]] = []
     for series, size, ranks, nodes, rates in lines:

@@ -66,8 +66,8 @@ class Prediction:
 
     per_node: ranks of a full node; None: not known, and every size is on one node. sent: the time
     of a step's messages at a size over that of a step at the smallest one, where links were
-    measured. nodes: of each measured size; default: as few as possible. Raises UsageError for
-    fewer than three different sizes and for a rate that is no number above 0.
+    measured. nodes: of each measured size; default: as few as possible. rates: above 0, finite.
+    Raises UsageError for fewer than three different sizes.
     """
 
     def __init__(
@@ -84,8 +84,6 @@ class Prediction:
         if len(self.sizes) < MIN_SIZES:
             measured = f"(measured: {', '.join(map(str, self.sizes))})"
             raise UsageError(f"{MIN_SIZES} different sizes are needed for a fit {measured}")
-        if not all(0 < rate < math.inf for rate in rates):
-            raise UsageError("a rate that is no number above 0 has no forecast")
         per_rank = np.log(rates) - np.log(sizes)
         groups = [per_rank[np.asarray(sizes) == size] for size in self.sizes]
         self.doublings = np.log2(np.asarray(self.sizes) / self.sizes[0])
