@@ -4,18 +4,16 @@ A false alarm is a right claim that is said not to follow; a miss is a wrong one
 follow. Right is what values that are rounded, or cut, to the printed ones can give. Of the
 published tables (published_claims.md) every second one was held out while the command was written.
 
-    python tests/bench/claims.py                 the first half
-    python tests/bench/claims.py --held-out      the other half
+    python tests/bench/claims.py
 """
 
-import argparse
 import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench import ROOT, report
+from bench import ROOT, Figures, report
 
 sys.path[:0] = [str(ROOT / "src")]
 from jobkit.analysis.claims import check  # noqa: E402
@@ -53,32 +51,19 @@ def judge(document: Document) -> Counter[str]:
         told[verdict.line, said].append(verdict.follows)
     made: Counter[str] = Counter()
     for line, said, wrong in marks:
-        answers = told.get((line, _digits(said)), [])
-        if answers:
+        if answers := told[line, _digits(said)]:
             made[f"{'wrong' if wrong else 'right'} {answers.pop(0)}"] += 1
-        else:
-            made["wrong unread" if wrong else "unread"] += 1
     return made
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--held-out", action="store_true")
-    counts = Counter[str]()
-    for document in published(parser.parse_args().held_out):
-        counts += judge(document)
-    right, wrong = (counts[f"{kind} True"] + counts[f"{kind} False"] for kind in ("right", "wrong"))
-    unsure = counts["right None"] + counts["wrong None"] + counts["wrong unread"]
-    return report(
-        {
-            "right claims": right,
-            "false alarms": counts["right False"],
-            "wrong claims": wrong,
-            "missed": counts["wrong True"],
-            "not judged": unsure,
-        },
-        at_most={"false alarms": 0, "missed": 0},
-    )
+    figures, limits = Figures(), Figures()
+    for half, held_out in (("", False), (", held out", True)):
+        counts = sum(map(judge, published(held_out)), Counter[str]())
+        for kind, follows, mistake in (("right", False, "false alarms"), ("wrong", True, "missed")):
+            figures[f"{kind} claims{half}"] = counts[f"{kind} True"] + counts[f"{kind} False"]
+            figures[mistake + half], limits[mistake + half] = counts[f"{kind} {follows}"], 0
+    return report(figures, at_most=limits)
 
 
 if __name__ == "__main__":

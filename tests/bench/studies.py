@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 
 from bench import ROOT, Figures, report
@@ -27,52 +28,33 @@ RUNS, BYTES_OF_LOG = 10_000, 20_000
 MARKS = {"plan": 5, "submit": 60, "status": 2, "collect": 15, "plot": 10}  # seconds, of RUNS
 MOST_MIB = 1024
 SBATCH = "#!/bin/sh\ncat > /dev/null\necho $$\n"
+# What each step runs, of a study of this name and so many runs.
 PLAN = """
 from jobkit.spec.study import Study
-def work(name, runs):
-    shapes = {"strategies": ("ddp", "fsdp"), "gpus": (1, 2, 4, 8, 16)}
-    plan = Study(name=name, **shapes, repeats=-(-runs // 10)).expand()
-    plan.save()
-    return len(plan.runs)
+shapes = {"strategies": ("ddp", "fsdp"), "gpus": (1, 2, 4, 8, 16)}
+Study(name=name, **shapes, repeats=-(-runs // 10)).expand().save()
 """
 SUBMIT = """
 from jobkit.launch.launcher import launch
 from jobkit.launch.command import LaunchRequest
 from jobkit.spec.study import find_study, read_plan
-def work(name, runs):
-    request = LaunchRequest(site="slurm", gpu_request="none", options={"hold": True})
-    return len(launch(read_plan(find_study(name)), request).run_ids)
+launch(read_plan(find_study(name)),
+       LaunchRequest(site="slurm", gpu_request="none", options={"hold": True}))
 """
-STATUS = """
-import contextlib, io
-from jobkit.launch.status import main
-def work(name, runs):
-    with contextlib.redirect_stdout(io.StringIO()) as shown:
-        main([name])
-    return len(shown.getvalue().splitlines())
-"""
-COLLECT = """
-from jobkit.analysis.collect import collect
-def work(name, runs):
-    return len(collect(name).runs)
-"""
-PLOT = """
-import contextlib, io
-from jobkit.analysis.cli import plot_main
-def work(name, runs):
-    with contextlib.redirect_stdout(io.StringIO()):
-        return plot_main([name])
-"""
+STATUS = "from jobkit.launch.status import main; main([name])"
+COLLECT = "from jobkit.analysis.collect import collect; collect(name)"
+PLOT = "from jobkit.analysis.cli import plot_main; plot_main([name])"
 AROUND = """
-import json, resource, sys, time
+import contextlib, io, json, resource, sys, time
 begin, used = time.monotonic(), time.process_time()
-{}
-count = work(sys.argv[1], int(sys.argv[2]))
+name, runs = sys.argv[1], int(sys.argv[2])
+with contextlib.redirect_stdout(io.StringIO()):
+    {}
 seconds, used = time.monotonic() - begin, time.process_time() - used
 whose = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
 used += whose[1].ru_utime + whose[1].ru_stime
 peak = max(one.ru_maxrss for one in whose) / 1024
-print(json.dumps({{"seconds": seconds, "cpu_s": used, "peak_mib": peak, "count": count}}))
+print(json.dumps({{"seconds": seconds, "cpu_s": used, "peak_mib": peak}}))
 """
 
 
@@ -96,7 +78,8 @@ def write_study(name: str, runs: int, size: int) -> None:
 
 def measure(what: str, code: str, name: str, runs: int) -> Figures:
     """Run one step in a process of its own, imports included, and print what it took."""
-    words = [sys.executable, "-c", AROUND.format(code), name, str(runs)]
+    program = AROUND.format(textwrap.indent(code, " " * 4))
+    words = [sys.executable, "-c", program, name, str(runs)]
     done = subprocess.run(words, stdout=subprocess.PIPE, check=True)
     took = json.loads(done.stdout.splitlines()[-1])
     return {

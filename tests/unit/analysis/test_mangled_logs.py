@@ -44,14 +44,6 @@ PROGRAMS: dict[str, tuple[str, Line]] = {
             f"38.02GiB(48.01%)  tps: {250 * WORK / s / RANKS:,.0f}  tflops: 312.45  mfu: 31.59%"
         ),
     ),
-    "megatron": (
-        "samples/s",
-        lambda n, s, r: (
-            f" [2026-01-01 12:00:00.1] iteration {n:6}/  500000 | consumed samples: "
-            f"2 | elapsed time per iteration (ms): {1e3 * s:.1f} | global batch size: {WORK:5} | "
-            "lm loss: 7.1E+00 |"
-        ),
-    ),
     "deepspeed": (
         "samples/s",
         lambda n, s, r: (
