@@ -1,8 +1,9 @@
-"""Odd machines and paths: jumped clocks, no home, small limits, narrow terminals, any name."""
+"""Odd machines: jumped clocks, folders of any name, and readers that leave."""
 
 import os
 import socket
 import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,14 +17,13 @@ from jobkit.launch.launcher import prepare
 from jobkit.launch.site import Site
 from jobkit.launch.slurm_options import make_batches
 from jobkit.launch.states import States, progress
-from jobkit.paths import write_json
+from jobkit.paths import StudyPaths, write_json
 from jobkit.processes import process_start
 from jobkit.spec.study import Study
 from support.fake_study import FakeRun, make_plan
+from support.place import ROOT
 
 HOUR = 3600.0
-NOBODY = 54321  # a user without a name
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 
 @pytest.mark.parametrize(
@@ -70,3 +70,29 @@ def test_a_path_that_cannot_be_used_is_refused(tmp_path, monkeypatch, name, site
     with pytest.raises(UsageError, match="its path has"):
         prepare(plan, LaunchRequest(site=site))
     assert not (tmp_path / name).exists()
+
+
+STUDY = "run_benchmarks.py --site local --gpus 1 --repeats 1 --name s -- sleep 1"  # not a training
+
+
+def shell(line: str, **environ: str) -> "subprocess.CompletedProcess[str]":
+    how = {"env": {**os.environ, **environ}, "capture_output": True, "text": True}
+    return subprocess.run(["bash", "-c", line], timeout=800, **how)
+
+
+def test_a_study_goes_on_when_its_output_is_lost() -> None:
+    done = shell(f"{sys.executable} {ROOT}/{STUDY} | true; exit ${{PIPESTATUS[0]}}")
+    assert (done.returncode, done.stderr) == (0, "")
+    done = shell(f"{sys.executable} -m jobkit status s --json")
+    assert '"ok": 1' in done.stdout
+
+
+def test_one_training_ends_well_though_nobody_reads_its_output(tmp_path: Path) -> None:
+    words = f"--nproc-per-node 1 --run-dir {tmp_path}/run --strategy single --device cpu"
+    words += " --dataset synthetic --train-samples 128 --test-samples 64 --epochs 1 --threads 1"
+    pipe = "| head -1; exit ${PIPESTATUS[0]}"
+    done = shell(f"bash {ROOT}/run.sh {words} {pipe}", JOBKIT_PYTHON=sys.executable)
+    assert (done.returncode, done.stderr) == (0, "")
+    paths = StudyPaths(tmp_path).run("run")
+    assert '"status": "ok"' in paths.outcome(0).read_text()
+    assert paths.metrics(0).read_text().count('"kind":"run_end"') == 1

@@ -1,23 +1,26 @@
-"""Which record of a run counts, and what a launcher's view of it is."""
+"""Which record of a run counts, what a launcher's view of it is, and that of single jobs."""
 
+import json
 import os
 import re
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from jobkit.launch import cli, launcher, view
-from jobkit.launch import status as watch
+from jobkit.analysis.collect.results import collect
+from jobkit.launch import cancel, cli, launcher, status, view
 from jobkit.launch.command import LaunchRequest
 from jobkit.launch.states import States, progress, select
 from jobkit.outcome import slurm_jobs
 from jobkit.outcome.state import BAD_ENDS, STATUSES, RunState, read_job
-from jobkit.paths import RunPaths, StudyPaths, write_json
+from jobkit.paths import RunPaths, StudyPaths, logs_root, write_json
 from jobkit.processes import identify
 from jobkit.program import lines
+from jobkit.spec.runspec import RunSpec
 from jobkit.spec.study import Plan, Study
 from support.fake_study import FakeRun, make_plan, rate, whole_run
 
@@ -106,15 +109,15 @@ def test_of_many_runs_those_that_failed_are_listed(plan, monkeypatch, capsys) ->
     """With their reason as it is, brackets too, and once where it is that of the run above."""
 
     leave_outcome(plan, 1, status="failed", reason="rank 1: OSError: [/data/x] gone")
-    monkeypatch.setattr(watch, "MAX_SHOWN", 1)
-    assert watch.main(["two"]) == 0
+    monkeypatch.setattr(status, "MAX_SHOWN", 1)
+    assert status.main(["two"]) == 0
     said = " ".join(capsys.readouterr().out.replace("\n", "").split())
     assert "1 missing, 1 failed" in said and "1 of 2 runs are not listed here" in said
     first, second = plan.runs
     assert second in said and "[/data/x]" in said and first not in said
     leave_outcome(plan, 0, status="failed", reason="rank 1: OSError: [/data/x] gone")
-    monkeypatch.setattr(watch, "MAX_SHOWN", 9)
-    assert watch.main(["two"]) == 0
+    monkeypatch.setattr(status, "MAX_SHOWN", 9)
+    assert status.main(["two"]) == 0
     said = capsys.readouterr().out
     assert said.count("OSError") == 1 == said.count("\n    as above\n")  # of 80 columns
 
@@ -122,7 +125,7 @@ def test_of_many_runs_those_that_failed_are_listed(plan, monkeypatch, capsys) ->
 def test_a_pipe_gets_whole_lines_and_a_note_where_slurm_does_not_answer(plan, capsys) -> None:
     write_json(run_of(plan).job, {"job_id": "17", "started": 100.0, "exit_code": 1})
     leave_outcome(plan, 0, status="failed", reason=f"rank 1: OSError: {'x' * 99} gone")
-    assert watch.main(["two"]) == 0
+    assert status.main(["two"]) == 0
     lines = capsys.readouterr().out.splitlines()
     first, second = plan.runs
     assert [lines[2].split()[:2], lines[4].split()[:2]] == [[first, "failed"], [second, "missing"]]
@@ -142,8 +145,8 @@ def test_a_pipe_gets_the_table_once_all_runs_have_ended(monkeypatch, capsys) -> 
         run.train(1, 2).end()
         write_json(run.paths.job, job | {"ended": time.time(), "exit_code": 0})
 
-    monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=pause))
-    assert watch.main(["s", "--watch"]) == 0
+    monkeypatch.setattr(status, "time", SimpleNamespace(sleep=pause))
+    assert status.main(["s", "--watch"]) == 0
     assert capsys.readouterr().out.startswith("s: 1 run: 1 ok")
 
 
@@ -171,7 +174,7 @@ def test_the_live_rate_is_that_of_the_table(monkeypatch, capsys) -> None:
     plan = make_plan("s", strategies=("ddp",), gpus=(2,))
     (run_id,) = plan.runs
     whole_run(plan, run_id)
-    assert watch.main(["s"]) == 0
+    assert status.main(["s"]) == 0
     heading, row = [" ".join(x.split()) for x in capsys.readouterr().out.splitlines()[1:]]
     assert heading == "run status epoch loss images/s"
     assert f" ok 3/3 0.700 {rate(plan.runs[run_id]):,.0f} " in f"{row} "
@@ -184,10 +187,61 @@ def test_the_live_rate_is_that_of_the_table(monkeypatch, capsys) -> None:
         window = {"steps": 5, "work": 80, "step": 5 * n + 5, "wall_s": wall_s, "warmup": n == 0}
         run.writer.write("window", **window)
     write_json(run.paths.job, {**identify(os.getpid()), "started": time.time(), "first_attempt": 0})
-    assert watch.main(["own"]) == 0
+    assert status.main(["own"]) == 0
     heading, row = [" ".join(x.split()) for x in capsys.readouterr().out.splitlines()[1:]]
     assert heading == "run status step tokens/s time"
     assert " running 15 160 " in f"{row} "  # 160 tokens of each of 2 ranks in 2 s
     leave_outcome(plan, 0, status="ok")
-    assert watch.main(["own"]) == 0  # steps that were profiled at its end are in no window
+    assert status.main(["own"]) == 0  # steps that were profiled at its end are in no window
     assert " ok 160 " in " ".join(capsys.readouterr().out.split())
+
+
+# Single jobs: a folder of runs without a plan.
+
+
+@pytest.fixture
+def single(monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PATH", "/nonexistent")  # no Slurm to ask
+    folder = logs_root() / "single"
+    spec = RunSpec(epochs=3, dataset="synthetic", train_samples=8192)
+    FakeRun(folder, "done", spec).begin().train(0, 1, 2).end()
+    return folder
+
+
+def test_status_lists_each_job_and_cancel_ends_none(single, capsys) -> None:
+    paths = RunPaths(single / "waits")
+    paths.folder.mkdir()
+    words = {"command": ["python", "train.py"]}
+    write_json(paths.spec, {"v": 1, "study": "single", "run_id": "waits", "spec": words})
+    write_json(paths.submission, {"job_id": "17", "submitted": 100.0, "shared": False})
+    assert status.main(["single", "--json"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert {r["run_id"]: r["status"] == "ok" for r in runs} == {"done": True, "waits": False}
+    assert cancel.main(["single"]) == 2
+    assert "end one with scancel JOBID" in capsys.readouterr().err
+
+
+def test_single_jobs_are_collected(single: Path) -> None:
+    """Each by its spec.json or, without one, by what it wrote at its start."""
+    (single / "done").rename(single / "renamed")
+    FakeRun(single, "other", RunSpec(strategy="ddp", ranks_per_node=2)).begin().train(0, 1).end()
+    RunPaths(single / "other").spec.unlink()
+    results = collect("single")
+    assert dict(zip(results.runs["run_id"], results.runs["world_size"], strict=True)) == {
+        "renamed": 1,
+        "other": 2,
+    }
+    assert results.ok and len(results.epochs) == 5
+
+
+def test_logs_that_exist_already_are_no_runs(capsys) -> None:
+    """A list of logs is newer than the study, and neither to be watched nor to be ended."""
+    plan = make_plan(strategies=("ddp",), gpus=(1,))
+    os.utime(plan.paths.plan, (1.0, 1.0))
+    StudyPaths.named("from-logs").folder.mkdir(parents=True)
+    write_json(StudyPaths.named("from-logs").given_logs, {"v": 1, "logs": []})
+    for command in (status, cancel):
+        assert command.main([]) == 0
+        assert plan.paths.folder.name in capsys.readouterr().out
+        assert command.main(["from-logs"]) == 2
+        assert "from-logs has no plan.json" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Settings: their checks, their forms on the command line and in files, run ids that stay."""
+"""Settings: their checks, their forms as words and in files, run ids that stay; sources of data."""
 
 import argparse
 import json
@@ -15,9 +15,11 @@ from jobkit.payload import signals as faults
 from jobkit.payload.main import parser, read_settings
 from jobkit.payload.signals import StopRequest
 from jobkit.spec import options
+from jobkit.spec.dataset import IDX_FILES, check_source, folder_path
 from jobkit.spec.runspec import SETTINGS, TYPES, Every, RunSpec
 from jobkit.spec.strategies import FACTS
 from jobkit.spec.study import STUDIES, Study
+from support.idx_files import write_idx
 from support.refusals import error_of
 
 META = {f.name: f.metadata for f in fields(RunSpec)}
@@ -188,3 +190,34 @@ def test_every_study_of_the_project_expands() -> None:
         if name in PRESETS:
             (spec,) = plan.runs.values()
             assert (spec.world_size, spec.batch_size_per_rank) == PRESETS[name]
+
+
+def test_good_sources_pass_and_others_are_named(tmp_path: Path) -> None:
+    root = tmp_path / "my images"
+    for folder, message in (
+        ("", "no class folder in train/"),
+        ("train/a", "no class folder in test/"),
+        ("test/c", "class folders differ: a only in train/, c only in test/"),
+    ):
+        (root / folder).mkdir(parents=True)
+        assert error_of(check_source, f"folder:{root}").startswith(f"{root}: {message}")
+    for name in ("train/a", "train/b", "test/a", "test/b"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "train" / "README").touch()
+    for source in (f"folder:{tmp_path}", "synthetic"):
+        check_source(source)
+    assert folder_path("cifar10") is None
+    (tmp_path / "images.tar").touch()
+    for packed in (True, False):
+        folder = write_idx(tmp_path / f"mnist-{packed}", packed)
+        check_source(RunSpec(dataset=f"idx:{folder}").dataset)
+    (folder / IDX_FILES["test_labels"]).unlink()
+    for source, message in (
+        (f"folder:{tmp_path}/images.tar", "no such directory of images; unpack it first"),
+        (f"folder:{tmp_path}/absent", "absent: no such directory of images"),
+        ("folder:", "folder: needs a path"),
+        (f"idx:{tmp_path}/absent", "no such directory of IDX files"),
+        ("idx:", "idx: needs a path"),
+        (f"idx:{folder}", "has no t10k-labels-idx1-ubyte or "),
+    ):
+        assert message in error_of(check_source, source)
