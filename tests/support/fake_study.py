@@ -49,7 +49,6 @@ def epoch_fields(spec: RunSpec, epoch: int) -> dict[str, Any]:
         "eval_time_s": 0.5,
         "data_wait_s": 0.01 * images / images_per_s,
         "peak_memory_mib": 900.0 / (spec.world_size if spec.strategy == "fsdp" else 1) + epoch,
-        "reserved_memory_mib": None,
         "lr": 0.05,
     }
 
@@ -89,14 +88,9 @@ class FakeRun:
         self._epoch = epoch
         (self.paths.attempts / str(attempt)).mkdir(parents=True)
         self._log = io.StringIO()
-        self.writer = Writer(
-            study=study.name,
-            run_id=run_id,
-            attempt=attempt,
-            rank=0,
-            path=self.paths.metrics(attempt),
-            log=self._log,
-        )
+        self._names = {"study": study.name, "run_id": run_id, "attempt": attempt}
+        path = self.paths.metrics(attempt)
+        self.writer = Writer(**self._names, rank=0, path=path, log=self._log)
 
     def print(self, text: str) -> None:
         """Print a line of other text into the log."""
@@ -104,8 +98,9 @@ class FakeRun:
 
     def begin(self, start: dict[str, Any] | None = None) -> "FakeRun":
         """Leave spec.json, run_start (with these fields, or the usual ones) and startup."""
-        head = {"v": 1, "study": self.paths.folder.parent.name, "run_id": self.paths.folder.name}
-        self.paths.spec.write_text(json.dumps({**head, "spec": self.spec.to_dict()}))
+        content = {"v": 1, **self._names, "spec": self.spec.to_dict()}
+        del content["attempt"]
+        self.paths.spec.write_text(json.dumps(content))
         self.writer.write("run_start", **(start or start_fields(self.spec)))
         self.writer.write("startup", total_s=4.5)
         return self
@@ -128,13 +123,9 @@ class FakeRun:
         last = self._epoch(self.spec, self.spec.epochs - 1)
         final = {k: last[k] for k in ("val_loss", "val_accuracy")} if status == "ok" else {}
         self.writer.write("run_end", status=status, reason=reason, total_time_s=30.0, **final)
-        self.outcome(status, reason, exit_code)
-        return self.flush()
-
-    def outcome(self, status: str, reason: str, exit_code: int) -> None:
-        """Leave the outcome that the payload leaves."""
         content = {"exit_code": exit_code, "status": status, "reason": reason}
         self.paths.outcome(self.attempt).write_text(json.dumps(content))
+        return self.flush()
 
     def flush(self) -> "FakeRun":
         """Append all that was printed to train.log."""
@@ -143,6 +134,14 @@ class FakeRun:
         self._log.seek(0)
         self._log.truncate()
         return self
+
+    def why(self, records: Sequence[dict[str, Any]]) -> None:
+        """Leave the why records of all ranks."""
+        for rank, fields in enumerate(records):
+            path = self.paths.metrics_of_rank(self.attempt, rank, "w")
+            writer = Writer(**self._names, rank=rank, path=path, log=None)
+            writer.write("why", **fields)
+            writer.close()
 
 
 def whole_run(plan: Plan, run_id: str) -> FakeRun:
@@ -191,28 +190,11 @@ def profiled(
             [round(1e6 * (j * wall + own)), round(1e6 * (wall - own))]
             for j in range(steps if wall > own else 0)
         ]
-        found.append(
-            {
-                "step": 20,
-                "steps": steps,
-                "host": f"node{rank // 4}",
-                "gpu": False,
-                "parts": [parts] * steps,
-                "collectives": [[j, "gloo:all_reduce", *span] for j, span in enumerate(spans)],
-                "exposed": [[begin, begin + length] for begin, length in spans],
-            }
-        )
+        fields = {"step": 20, "steps": steps, "host": f"node{rank // 4}", "gpu": False}
+        fields |= {"parts": [parts] * steps, "exposed": [[b, b + length] for b, length in spans]}
+        fields["collectives"] = [[j, "gloo:all_reduce", *span] for j, span in enumerate(spans)]
+        found.append(fields)
     return found
-
-
-def leave_whys(run: FakeRun, records: Sequence[dict[str, Any]]) -> None:
-    """The why records of all ranks of a run."""
-    for rank, fields in enumerate(records):
-        path = run.paths.metrics_of_rank(run.attempt, rank, "w")
-        name = {"study": run.paths.folder.parent.name, "run_id": run.paths.folder.name}
-        writer = Writer(**name, attempt=run.attempt, rank=rank, path=path, log=None)
-        writer.write("why", **fields)
-        writer.close()
 
 
 def made_up_step(spec: RunSpec) -> list[dict[str, Any]]:
@@ -228,12 +210,6 @@ def made_up_step(spec: RunSpec) -> list[dict[str, Any]]:
     return profiled(compute, waits, other, exposed if n > 1 else 0.0)
 
 
-def _held_memory(spec: RunSpec) -> float:
-    """MiB of parameters, gradients and optimizer state of a rank."""
-    n = spec.world_size
-    return 14_000 * {"ddp": 1.0, "pp": 2 / (1 + n), "fsdp": 1 / n}[spec.strategy]
-
-
 def _epoch(spec: RunSpec, epoch: int) -> dict[str, Any]:
     """An epoch's record; large global batches learn less from it."""
     chance = random.Random(f"{spec.strategy} {spec.world_size} {spec.repeat} {epoch}")
@@ -243,8 +219,9 @@ def _epoch(spec: RunSpec, epoch: int) -> dict[str, Any]:
     iterations = SAMPLES // batch
     progress = (epoch + 1) / (1 + batch / 40_000)
     loss = 0.9 + 5.5 / (1 + 0.9 * progress) + 0.02 * chance.random()
-    held = _held_memory(spec)
-    memory = held + 90_000 * batch / spec.world_size / 2048
+    # Of parameters, gradients and optimizer state; and what grows with the batch.
+    held = {"ddp": 1.0, "pp": 2 / (1 + spec.world_size), "fsdp": 1 / spec.world_size}
+    memory = 14_000 * held[spec.strategy] + 90_000 * batch / spec.world_size / 2048
     return epoch_fields(spec, epoch) | {
         "iterations": iterations,
         "train_loss": loss - 0.1,
@@ -255,7 +232,6 @@ def _epoch(spec: RunSpec, epoch: int) -> dict[str, Any]:
         "images_per_s": batch / step,
         "data_wait_s": iterations * sum(r["parts"][0][3] for r in made) / len(made),
         "peak_memory_mib": memory,
-        "reserved_memory_mib": memory * 1.1,
     }
 
 
@@ -271,7 +247,7 @@ def leave_run(plan: Plan, run_id: str) -> None:
         reason = "rank 0: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
         run.end("failed", reason, 1)
         return
-    leave_whys(run, made_up_step(spec))
+    run.why(made_up_step(spec))
     run.train(*range(spec.epochs)).end()
 
 

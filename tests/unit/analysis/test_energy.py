@@ -8,9 +8,6 @@ import pytest
 from jobkit.analysis.collect.records import RunRecords
 from jobkit.analysis.collect.samples import use_row
 from jobkit.analysis.collect.steps import Observation, Observed
-from jobkit.analysis.tables.columns import RESULTS
-from jobkit.analysis.tables.frames import frame
-from support.measured_study import results_from, runs_of
 
 SIZE = {"nodes": 2, "world_size": 2}
 
@@ -34,7 +31,9 @@ def row_of(found: list[Any], observed: Observed = WINDOWS, **size: Any) -> dict[
 
 
 def test_energy_is_of_all_nodes_and_per_image() -> None:
-    row = row_of(samples(0, memory_mib=30.0) + samples(1, watt=50, memory_mib=50.0))
+    more = {"energy_gpu_j": 1.0}  # which is part of it
+    found = samples(0, memory_mib=30.0, **more) + samples(1, watt=50, memory_mib=50.0, **more)
+    row = row_of(found)
     assert row["energy_node_j"] == pytest.approx(1500)
     assert row["joules_per_work"] == pytest.approx(1500 / 60)
     assert (row["joules_of"], row["energy_source"]) == ("node", "pm_counters (node)")
@@ -88,12 +87,3 @@ def test_a_sample_of_another_type_is_as_if_it_were_not_there(wrong: Any) -> None
     found = samples(0)
     found[-1] |= {"energy_node_j": wrong, "cpu_busy": wrong}
     assert row_of(found, nodes=1) == row_of(found[:-1], nodes=1)
-
-
-def test_the_energy_of_an_epoch_is_a_column_of_sizes() -> None:
-    """On the larger of two sizes an image needs more energy."""
-    rows = runs_of({"ddp": {1: [100.0], 2: [180.0]}})
-    for row in rows:
-        row |= {"joules_per_work": 2.0 * row["world_size"], "joules_of": "gpu"}
-    results = results_from(frame(rows, RESULTS))
-    assert [s.energy_kwh for s in results.sizes] == pytest.approx([100e3 / 3.6e6, 200e3 / 3.6e6])

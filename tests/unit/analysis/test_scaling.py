@@ -134,10 +134,9 @@ def test_one_size_on_nodes_in_two_ways_is_two_rows() -> None:
 def test_runs_that_are_not_ok_are_no_reason_to_refuse_and_no_number() -> None:
     failed = runs_of({2: [1.0], 4: [1.0]}, status="failed", torch_version="1.0")
     table = scaling(pd.concat([runs_of({1: [100.0], 2: [190.0]}), failed]), NONE)
-    assert at(table, 2)["speed_up"] == 1.9
-    assert (at(table, 2)["runs_planned"], at(table, 2)["runs_ok"]) == (2, 1)
-    assert pd.isna(at(table, 4)["speed_up"])
-    assert at(table, 4)["note"] == "no run that is ok measured it"
+    two, four = at(table, 2), at(table, 4)
+    assert (two["speed_up"], two["runs_planned"], two["runs_ok"]) == (1.9, 2, 1)
+    assert pd.isna(four["speed_up"]) and four["note"] == "no run that is ok measured it"
 
 
 # Standard deviations of four sizes: 4 % each, and from 0.25 to 2 times 3 % on 1 to 8 ranks.
@@ -236,17 +235,13 @@ def test_time_and_energy_to_an_accuracy_need_the_time_of_an_epoch(epochs: bool) 
     """The time of 1,000 tokens, or of a run, times the epochs is no time to anything."""
     measured = {"joules_per_work": 2.0, "joules_of": "GPUs", "best_val_accuracy": 0.8}
     if not epochs:
-        measured |= {"time_per_epoch_s": None, "throughput_unit": "tokens/s", "model": None}
-        measured |= {"train_samples": None}
-    runs = runs_of({1: [900.0]}, **measured)
+        measured |= {"throughput_unit": "tokens/s", "train_samples": None}
     reached = {"run_id": "ddp-1-0", "attempt": 0, "epoch": 3, "val_accuracy": 0.8}
-    row = at(scaling(runs, frame([reached], EPOCHS)), 1)
+    row = at(scaling(runs_of({1: [900.0]}, **measured), frame([reached], EPOCHS)), 1)
     assert (row["time_of"], row["epochs_to_accuracy"]) == ("epoch" if epochs else "1,000 tokens", 4)
-    assert pd.notna(row["energy_kwh"])
-    cost = row[["time_to_accuracy_s"]]
-    assert cost.notna().all() if epochs else cost.isna().all()
-    if epochs:
-        assert cost["time_to_accuracy_s"] == pytest.approx(4 * 50000 / 900)
+    work, cost = 50000 if epochs else 1000, row["time_to_accuracy_s"]
+    assert row["energy_kwh"] == pytest.approx(2 * work / 3.6e6)
+    assert cost == pytest.approx(4 * 50000 / 900) if epochs else pd.isna(cost)
 
 
 def test_what_is_per_gpu_counts_the_gpus_and_not_the_ranks() -> None:

