@@ -57,6 +57,11 @@ for epoch in range(2):
                 with torch.no_grad(): model(x)
                 leap(400.0)
         train(batch, sgd)
+# a batch of evaluation before each step, whose loader goes on: 12 steps, 96 samples, 4800 s paused
+valid, batches = iter(DataLoader(data, 8)), iter(loader)
+for i in range(12):
+    with torch.no_grad(): model(next(valid)[0]); leap(400.0)
+    train(next(batches), sgd)
 # two optimizers: 24 steps, 192 samples, 0 s paused
 adam = torch.optim.Adam(model.parameters())
 for epoch in range(2):
