@@ -38,7 +38,7 @@ def write(group: Any, folder: Path, checksums: bool = False) -> Path:
     manifest, report = {"progress": vars(Progress()), "layout": {}, "spec": {}}, cast("Any", None)
     spec = RunSpec(checkpoint_checksums=checksums)
     writer = Checkpoints(RunPaths(folder.parent), 0, group, report, spec)
-    writer._write(folder, TENSORS, manifest)
+    writer._write(folder.with_name(".tmp"), folder, TENSORS, manifest)
     return folder
 
 

@@ -21,7 +21,6 @@ Sharded tensors are DTensors, of which each rank has its part.
 import contextlib
 import hashlib
 import json
-import os
 import pickle
 import shutil
 import time
@@ -36,7 +35,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from jobkit.files import open_regular
-from jobkit.paths import RunPaths
+from jobkit.paths import RunPaths, write_json
 from jobkit.payload.batches import Progress
 from jobkit.payload.distributed import T, all_or_raise, gather
 from jobkit.payload.report import Reporter
@@ -64,10 +63,6 @@ Group = dist.ProcessGroup | None  # of the ranks, on the CPU; None: one process 
 
 class Corrupt(Exception):
     """A checkpoint cannot be used; the text says what is wrong with it."""
-
-
-class Unsaved(Exception):
-    """A checkpoint could not be written, and nothing of it is left; the text says why."""
 
 
 # --- the folders of a run ----------------------------------------------------------------------
@@ -289,6 +284,8 @@ class Checkpoints:
         A failure does not end the training. A newer attempt of the run does, which begins where
         Slurm has lost a node that computes on: this one may not complete what that one repeats.
         """
+        from torch.distributed.checkpoint.api import CheckpointException  # slow: 0.5 s
+
         names, progress = list[str](), trainer.progress
         with contextlib.suppress(FileNotFoundError):  # another error is raised: no leave to write
             names = [path.name for path in self._paths.attempts.iterdir()]
@@ -308,12 +305,18 @@ class Checkpoints:
             "torch": torch.__version__,
         }
         folder = self._paths.checkpoints / f"{self.begun:08d}-{self._attempt}"
+        beside = folder.with_name(f".{folder.name}.tmp")
         try:
-            size = self._write(folder, tensors, manifest)
-        except Unsaved as error:
+            size = self._write(beside, folder, tensors, manifest)
+        except (Exception, CheckpointException) as error:
+            if self._rank == 0:
+                shutil.rmtree(beside, ignore_errors=True)
+            why = _root_cause(error)
+            if "inline_container" in why:  # torch's archive, which names no reason of the system
+                why = f"is the disk full, or a quota? {why}"
             last = "there is none" if self.newest is None else f"the last is of {self.newest}"
             self._report.warn(
-                f"the checkpoint of iteration {self.begun} could not be written ({error}); {last}"
+                f"the checkpoint of iteration {self.begun} could not be written ({why}); {last}"
             )
             return False
         self.newest, time_s = self.begun, time.monotonic() - self.begun_s
@@ -325,11 +328,11 @@ class Checkpoints:
             prune(self._paths.checkpoints, self._attempt, self._keep)
         return True
 
-    def _write(self, folder: Path, tensors: dict[str, Tensor], manifest: dict[str, Any]) -> int:
-        """Write a checkpoint; return its bytes. Raises Unsaved, on every rank, if one cannot."""
-        beside = folder.with_name(f".{folder.name}.tmp")
+    def _write(
+        self, beside: Path, folder: Path, tensors: dict[str, Tensor], manifest: dict[str, Any]
+    ) -> int:
+        """Write a checkpoint, under its temporary name first; return its bytes."""
         import torch.distributed.checkpoint as dcp
-        from torch.distributed.checkpoint.api import CheckpointException
 
         def entries() -> dict[str, dict[str, Any]]:
             """The files of this rank."""
@@ -340,25 +343,14 @@ class Checkpoints:
 
         def publish() -> None:
             if self._rank == 0:
-                with (beside / MANIFEST).open("w", encoding="utf-8") as file:
-                    json.dump(manifest | {"files": files}, file, indent=1)
-                    file.flush()
-                    os.fsync(file.fileno())
+                write_json(beside / MANIFEST, manifest | {"files": files})
                 beside.rename(folder)
 
-        try:
-            writer = dcp.FileSystemWriter(beside, sync_files=True)
-            dcp.save(tensors, storage_writer=writer, process_group=self.group)
-            parts = gather(self._each(entries), self.group)
-            files = {name: entry for part in parts for name, entry in part.items()}
-            self._each(publish)
-        except (Exception, CheckpointException) as error:
-            if self._rank == 0:
-                shutil.rmtree(beside, ignore_errors=True)
-            text = _root_cause(error)
-            if "inline_container" in text:  # torch's archive, which names no reason of the system
-                text = f"is the disk full, or a quota? {text}"
-            raise Unsaved(text) from error
+        writer = dcp.FileSystemWriter(beside, sync_files=True)
+        dcp.save(tensors, storage_writer=writer, process_group=self.group)
+        parts = gather(self._each(entries), self.group)
+        files = {name: entry for part in parts for name, entry in part.items()}
+        self._each(publish)
         return sum(entry["bytes"] for entry in files.values())
 
     def _each(self, act: Callable[[], T]) -> T:

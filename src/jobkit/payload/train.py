@@ -277,13 +277,9 @@ def learning_rate(spec: RunSpec, step: float, steps_per_epoch: int, peak: float)
             return peak * (_FIRST + (1 - _FIRST) * step / warmup)
         return peak * (step + 1) / (warmup + 1)
     left = (total - step) / max(total - warmup, 1)
-    if kind == "onecycle":
-        return peak * left
-    if kind == "speed run":
-        return peak * (_LAST + (1 - _LAST) * left)
-    if kind == "cosine":
-        return peak * 0.5 * (1 + math.cos(math.pi * (1 - left)))
-    return peak
+    falls = {"onecycle": left, "speed run": _LAST + (1 - _LAST) * left, "constant": 1.0}
+    falls["cosine"] = 0.5 * (1 + math.cos(math.pi * (1 - left)))
+    return peak * falls[kind]
 
 
 def total_steps(spec: RunSpec, steps_per_epoch: int) -> int:

@@ -195,10 +195,10 @@ class Strategy:
     def take_own_state(self, state: Mapping[str, Tensor]) -> None:
         """Take over what own_state() gave; what is absent stays unchanged."""
         kept = self.scaler.state_dict()
-        for name in kept:
-            if (value := state.get(f"scaler.{name}")) is not None:
-                kept[name] = type(kept[name])(value.item())
-        self.scaler.load_state_dict(kept)
+        given = {
+            k: type(v)(state[f"scaler.{k}"]) for k, v in kept.items() if f"scaler.{k}" in state
+        }
+        self.scaler.load_state_dict(kept | given)
 
     def whole(self, gradients: bool = False) -> dict[str, Tensor]:
         """Copies of all parameters, or of their gradients, on the CPU, by their bare names.

@@ -14,13 +14,6 @@ from torch.fx.passes.split_module import split_module
 from jobkit.errors import UsageError
 
 
-class _Tracer(fx.Tracer):
-    """Looks into no module but the model itself."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return True
-
-
 def cut(model: nn.Module, count: int) -> list[nn.Module]:
     """The model as `count` modules, each fed with what the one before it returns.
 
@@ -30,14 +23,18 @@ def cut(model: nn.Module, count: int) -> list[nn.Module]:
     """
     if count == 1:
         return [model]
+    tracer = fx.Tracer()
+    tracer.is_leaf_module = lambda *_: True  # type: ignore[method-assign]
     try:
-        graph = fx.GraphModule(model, _Tracer().trace(model))
+        graph = fx.GraphModule(model, tracer.trace(model))
     except (fx.proxy.TraceError, TypeError, RuntimeError) as error:
         first = str(error).splitlines()[0]
         raise UsageError(
             f"the model cannot be cut into stages: its forward pass cannot be traced ({first})"
         ) from None
-    layers = [node for node in graph.graph.nodes if _is_layer(graph, node)]
+    # A stage without parameters to train would have no optimizer.
+    trained = {n for n, m in graph.named_modules() if any(p.requires_grad for p in m.parameters())}
+    layers = [n for n in graph.graph.nodes if n.op == "call_module" and n.target in trained]
     if count > len(layers):
         raise UsageError(f"{count} pipeline stages are more than the model's {len(layers)} layers")
     begins = [layers[len(layers) * i // count] for i in range(1, count)]
@@ -54,13 +51,6 @@ def cut(model: nn.Module, count: int) -> list[nn.Module]:
             )
     whole = split_module(graph, model, lambda node: stage_of[node])
     return [getattr(whole, f"submod_{i}") for i in range(count)]
-
-
-def _is_layer(graph: fx.GraphModule, node: fx.Node) -> bool:
-    """Whether a node has parameters to train: a stage without any would have no optimizer."""
-    if node.op != "call_module":
-        return False
-    return any(p.requires_grad for p in graph.get_submodule(str(node.target)).parameters())
 
 
 def check_owners(model: nn.Module, stages: Sequence[nn.Module]) -> None:
