@@ -267,18 +267,14 @@ def load_data(spec: RunSpec, group: Group, say: Say, dry_run: bool) -> Dataset:
     A dry run writes nothing: each rank reads what exists. Raises UsageError on every rank.
     """
     data_dir = expanded(spec.data_dir) if spec.data_dir else data_root()
-    samples = (spec.train_samples, spec.test_samples)
-
-    def find() -> Path | None:
-        if group.place.rank:
-            return None  # it waits for rank 0
-        return prepare(*find_source(spec.dataset, data_dir, *samples), say)
-
+    source = (spec.dataset, data_dir, spec.train_samples, spec.test_samples)
     if dry_run:
-        file, read = find_source(spec.dataset, data_dir, *samples, download=False)
+        file, read = find_source(*source, download=False)
         data = open_prepared(file) if file.exists() else read(say)
     else:
-        path = gather(all_or_raise(find, UsageError))[0]
+        others = group.place.rank > 0  # which wait for rank 0
+        made = lambda: None if others else prepare(*find_source(*source), say)  # noqa: E731
+        path = gather(all_or_raise(made, UsageError))[0]
         data = all_or_raise(lambda: open_prepared(path), UsageError)
     train = limited(data.train, spec.train_samples, "train")
     test = limited(data.test, spec.test_samples, "test")

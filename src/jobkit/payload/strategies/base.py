@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from jobkit.errors import UsageError
 from jobkit.payload.distributed import RankEnv
 from jobkit.payload.recipe import trained_parameters
-from jobkit.payload.strategies.blocks import checkpoint_blocks, is_sharded, kept_statistics
+from jobkit.payload.strategies.blocks import checkpoint_blocks, kept_statistics
 from jobkit.permissions import keep_compiler_cache
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.strategies import FACTS
@@ -219,7 +219,7 @@ def at_least_fp32(tensor: Tensor) -> Tensor:
 
 def full(tensor: Tensor) -> Tensor:
     """A copy of a tensor on the CPU, all of its shards together."""
-    whole = tensor.full_tensor() if is_sharded(tensor) else tensor
+    whole: Tensor = getattr(tensor, "full_tensor", lambda: tensor)()  # which a DTensor has
     return whole.detach().to("cpu", copy=True)
 
 

@@ -7,16 +7,12 @@ weight, but a normalisation would remember them.
 
 import functools
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, TypeGuard
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
-
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
 
 
 def checkpoint_blocks(model: nn.Module) -> None:
@@ -31,13 +27,10 @@ def checkpoint_blocks(model: nn.Module) -> None:
                 checkpoint,
                 block.forward,
                 use_reentrant=False,
-                context_fn=functools.partial(_contexts, block),
+                # Running statistics have seen the batch already: the second forward must not
+                # count it.
+                context_fn=lambda block=block: (nullcontext(), kept_statistics(block)),
             )
-
-
-def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], ...]:
-    # Running statistics have seen the batch already: the second forward must not count it.
-    return nullcontext(), kept_statistics(block)
 
 
 @contextmanager
@@ -63,8 +56,3 @@ def filled_up(images: Tensor, parts: int) -> Tensor:
         return images.new_zeros(parts, *images.shape[1:])
     again = torch.arange(lack, device=images.device) % count
     return torch.cat([images, images[again]]) if lack else images
-
-
-def is_sharded(tensor: object) -> "TypeGuard[DTensor]":
-    """Whether it is a DTensor, without importing torch's part of them."""
-    return hasattr(tensor, "device_mesh")
