@@ -1,6 +1,7 @@
 """What the strategies ask of torch, in one process: options, groups, hooks and operations."""
 
 from collections import OrderedDict
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -190,11 +191,13 @@ def test_groups_of_ranks_have_the_timeout_of_the_run() -> None:
 def test_what_ddp_is_told(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     """Buffers are broadcast in the forward pass on CPUs only."""
     seen: dict[str, object] = {}
-    monkeypatch.setattr(ddp, "DistributedDataParallel", lambda model, **given: seen.update(given))
+    made = SimpleNamespace()
+    told_ddp = lambda model, **given: seen.update(given) or made  # noqa: E731
+    monkeypatch.setattr(ddp, "DistributedDataParallel", told_ddp)
     monkeypatch.setattr(ddp.DDP, "placed", lambda self, model: model)
     spec = RunSpec(ddp_find_unused_parameters=True, ddp_bucket_mib=3.0)
     ddp.DDP(spec, RankEnv(), device).wrap(nn.Identity())
-    assert seen.pop(ddp._SYNC_BUFFERS) is (device == CPU)
+    assert made.broadcast_buffers is (device == CPU)
     assert seen.pop("device_ids") == (None if device == CPU else [device.index])
     told = {"bucket_cap_mb": 3.0, "find_unused_parameters": True}
     assert seen == told | {"gradient_as_bucket_view": True}

@@ -67,18 +67,13 @@ def gpu_state(device: torch.device) -> dict[str, str]:
 
 def git_commit() -> str | None:
     """The commit of the code, with '+changes' where files differ from it; None outside git."""
-
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(REPOSITORY), *words]
-        return subprocess.check_output(
-            command, stderr=subprocess.DEVNULL, text=True, timeout=10
-        ).strip()
-
     if INSTALLED:  # a repository around it is somebody else's
         return None
+    command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty=+changes"]
+    command += ["--abbrev=40", "--exclude=*"]  # the whole hash, and no tag
     try:
-        commit = git("rev-parse", "HEAD")
-        return commit + ("+changes" if git("status", "--porcelain", "-uno") else "")
+        said = subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=10)
+        return said.strip()
     except (OSError, subprocess.SubprocessError):
         return None
 

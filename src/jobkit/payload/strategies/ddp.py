@@ -1,6 +1,5 @@
 """DistributedDataParallel: a full copy on each rank, gradients averaged in buckets."""
 
-import inspect
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -12,28 +11,22 @@ from torch.nn.parallel import DistributedDataParallel
 
 from jobkit.payload.strategies.base import Strategy
 
-# Its name since torch 2.14, and before.
-_SYNC_BUFFERS = "forward_sync_buffers"
-if _SYNC_BUFFERS not in inspect.signature(DistributedDataParallel).parameters:
-    _SYNC_BUFFERS = "broadcast_buffers"
-
 
 class DDP(Strategy):
     """A full copy of model and optimizer on each rank; all-reduce overlaps the backward pass."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
         spec, on_gpu = self.spec, self.device.type == "cuda"
-        # Running statistics are shared before each evaluation (share_buffers): on a GPU a broadcast
-        # in each forward pass would only take time.
-        sync_buffers: Any = {_SYNC_BUFFERS: not on_gpu}
         wrapped = DistributedDataParallel(
             self.placed(model),
             device_ids=[self.device.index] if on_gpu else None,
             bucket_cap_mb=spec.ddp_bucket_mib,
             gradient_as_bucket_view=True,
             find_unused_parameters=spec.ddp_find_unused_parameters,
-            **sync_buffers,
         )
+        # Running statistics are shared before each evaluation (share_buffers): on a GPU a broadcast
+        # in each forward pass would only take time. torch 2.14 renames the option, not this.
+        wrapped.broadcast_buffers = not on_gpu
         self.prefix = "module."
         if spec.ddp_comm_hook == "powersgd":  # of rank 8, after 2 iterations of plain all-reduce
             state = powerSGD_hook.PowerSGDState(None, 8, 2, random_seed=spec.seed)
