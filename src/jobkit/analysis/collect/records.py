@@ -35,10 +35,6 @@ class RunRecords:
     problems: list[str] = field(default_factory=list)  # of each file that has some, a sentence
     unreadable: str = ""  # why a file with records could not be read
 
-    def of(self, kind: str) -> list[Record]:
-        """The records of a kind, oldest first."""
-        return [record for record in self.records if record.get("kind") == kind]
-
     def of_all_ranks(self, kind: str) -> list[Record]:
         """Windows, samples or causes of rank 0, and those that ranks recorded in their files."""
         both = (*self.records, *self.of_ranks)
@@ -46,7 +42,7 @@ class RunRecords:
 
     def last(self, kind: str) -> Record:
         """The newest record of a kind; empty where there is none."""
-        return (self.of(kind) or [{}])[-1]
+        return next((r for r in reversed(self.records) if r.get("kind") == kind), {})
 
     @property
     def newest(self) -> int | None:

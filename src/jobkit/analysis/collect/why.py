@@ -179,7 +179,7 @@ def _over_the_run(windows: Iterable[Record], data: float, gpu: bool) -> tuple[fl
         return 0.0, 0.0, 0.0
     total = sum(steps for steps, *_ in compared)
     mean = sum(wall_s for _, wall_s, *_ in compared) / total
-    typical = _median((p50_s, steps) for steps, _, p50_s, _ in compared)
+    typical = _median([(p50_s, steps) for steps, _, p50_s, _ in compared])
     # Each window beside its own median, as a machine's speed may drift; one of few steps has none.
     usual = sum(steps * (p50_s if steps > 2 else typical) for steps, _, p50_s, _ in compared)
     more_data = max(0.0, sum(waited for *_, waited in compared) / total - data)
@@ -189,17 +189,12 @@ def _over_the_run(windows: Iterable[Record], data: float, gpu: bool) -> tuple[fl
     return slow, more_data, typical
 
 
-def _median(values: Iterable[tuple[float, float]]) -> float:
+def _median(values: Sequence[tuple[float, float]]) -> float:
     """The median of values, each with the number of steps that it stands for."""
-    ordered = sorted(values)
-    half, seen = sum(n for _, n in ordered) / 2, 0.0
-    for place, (value, steps) in enumerate(ordered):
-        seen += steps
-        if seen == half:  # between two
-            return (value + ordered[place + 1][0]) / 2
-        if seen > half:
-            return value
-    raise ValueError("no values")
+    ordered, steps = np.array(sorted(values)).T
+    seen = np.cumsum(steps)
+    middle = [np.searchsorted(seen, seen[-1] / 2, side) for side in ("left", "right")]
+    return float(ordered[middle].mean())
 
 
 def _late(
