@@ -14,7 +14,6 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,38 +37,22 @@ Generator = np.random.Generator
 TABLES = Path(__file__).with_name("published.csv")
 
 
-@dataclass(frozen=True)
-class Table:
-    """The rate by number of ranks. per_node: ranks of a full node, where the source says it."""
-
-    name: str
-    scaling: str
-    per_node: int | None
-    rates: dict[int, float]
-
-
-def published_tables() -> list[Table]:
-    """All tables of published.csv."""
-    found: dict[tuple[str, str, str], dict[int, float]] = defaultdict(dict)
+def published() -> pd.DataFrame:
+    """Forecasts of the published tables, from three sizes up, of every larger size."""
+    tables: dict[tuple[str, str, str], dict[int, float]] = defaultdict(dict)
     lines = TABLES.read_text().splitlines()
     for row in csv.DictReader(line for line in lines if not line.startswith("#")):
         key = row["table"], row["scaling"], row["ranks_per_node"]
-        found[key][int(row["ranks"])] = float(row["rate"])
-    return [Table(t, s, int(n) if n else None, rates) for (t, s, n), rates in found.items()]
-
-
-def published() -> pd.DataFrame:
-    """Forecasts of the published tables, from three sizes up, of every larger size."""
+        tables[key][int(row["ranks"])] = float(row["rate"])
     rows = []
-    for table in published_tables():
-        sizes = sorted(table.rates)
-        facts = {"truth": "published", "table": table.name}
+    for (table, scaling, on_node), rates in tables.items():
+        sizes, per_node = sorted(rates), int(on_node or 0)  # 0: the source does not say it
         for count in range(3, len(sizes)):
-            fitted = {n: [table.rates[n]] for n in sizes[:count]}
-            held = {n: table.rates[n] for n in sizes[count:]}
-            facts |= {"last": sizes[count - 1]}
-            for row in _predicted(fitted, held, table.scaling, table.per_node):
-                leaves = facts["last"] <= (table.per_node or 0) < row["n"]
+            fitted = {n: [rates[n]] for n in sizes[:count]}
+            held = {n: rates[n] for n in sizes[count:]}
+            facts = {"truth": "published", "table": table}
+            for row in _predicted(fitted, held, scaling, per_node):
+                leaves = sizes[count - 1] <= per_node < row["n"]
                 boundary = "first node boundary beyond" if leaves else "none beyond"
                 rows.append(facts | row | {"boundary": boundary})
     return pd.DataFrame(rows)

@@ -108,8 +108,6 @@ def seen(
     folder: Path, name: str, ranks: int, epoch: int, fits: Callable[[int], bool] = lambda step: True
 ) -> list[int]:
     """The samples of an epoch that the ranks trained on in the steps that fit, sorted."""
-    found = []
-    for rank in range(ranks):
-        steps = json.loads((folder / f"seen.{name}.{rank}").read_text())
-        found += [i for at, (e, part) in enumerate(steps) if e == epoch and fits(at) for i in part]
-    return sorted(found)
+    files = (folder / f"seen.{name}.{rank}" for rank in range(ranks))
+    steps = (step for file in files for step in enumerate(json.loads(file.read_text())))
+    return sorted(i for at, (e, part) in steps if e == epoch and fits(at) for i in part)

@@ -44,14 +44,6 @@ PROGRAMS: dict[str, tuple[str, Line]] = {
             f"38.02GiB(48.01%)  tps: {250 * WORK / s / RANKS:,.0f}  tflops: 312.45  mfu: 31.59%"
         ),
     ),
-    "deepspeed": (
-        "samples/s",
-        lambda n, s, r: (
-            f"[INFO] [timer.py:264:stop] epoch=0/micro_step={n}/global_step={n}, "
-            f"RunningAvgSamplesPerSec=9.9, CurrSamplesPerSec={WORK / s:.4f}, MemAllocated=1.2GB, "
-            "MaxMemAllocated=3.4GB"
-        ),
-    ),
     "timm": (
         "images/s",
         lambda n, s, r: (
