@@ -1,6 +1,5 @@
 """From the records of a run to its numbers: windows, steps, epochs, rates, what is in no table."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,33 +35,23 @@ def window(step: int, wall_s: float, **more: Any) -> dict[str, Any]:
     return {"step": step, "steps": 10, "wall_s": wall_s, "work": 100, **more}
 
 
-def observed(folder: Path, *attempts: tuple[Windows, Windows]) -> tuple[Observed | None, Any]:
-    """What is observed of the windows that two ranks left in each attempt; and their records."""
-    run = folder / "run"
-    (run / "metrics").mkdir(parents=True)
-    for attempt, ranks in enumerate(attempts):
-        for rank, windows in enumerate(ranks):
-            common = {"v": 1, "kind": "window", "study": "s", "run_id": "run", "t": 1.0}
-            common |= {"attempt": attempt, "rank": rank}
-            made = [*([] if rank else [START]), *windows]
-            lines = [encode(common | {"seq": n} | record) for n, record in enumerate(made)]
-            name = f"{attempt}.r{rank}.jsonl" if rank else f"{attempt}.jsonl"
-            (run / "metrics" / name).write_text("\n".join([*lines, ""]))
-    records = read_run(RunPaths(run), "run")
-    return observed_of(run / "train.log", run, records, None, None, 2), records
+def observed(*ranks: Windows) -> Observed:
+    """What is observed of the windows that two ranks left."""
+    own = [{"attempt": 0, "rank": n} | one for n, windows in enumerate(ranks) for one in windows]
+    found = observed_windows(own, START, {})
+    assert found
+    return found
 
 
-def test_the_slowest_rank_counts_and_the_work_of_all_is_added_up(tmp_path: Path) -> None:
+def test_the_slowest_rank_counts_and_the_work_of_all_is_added_up() -> None:
     """A window in which one rank warms up is not compared."""
     fast = [window(10, 9.0), window(20, 1.0)]
     slow = [window(10, 9.0, warmup=True), window(20, 2.0, data_wait_s=0.5)]
-    found, records = observed(tmp_path, (fast, slow))
-    assert found
+    found = observed(fast, slow)
     row = rate_row(found)
     assert (row["throughput"], row["throughput_unit"]) == (200 / 2.0, "samples/s")
     assert (row["step_time_s"], row["data_wait_share"]) == (0.2, 0.25)
     assert [r["warmup"] for r in step_rows(found)] == [True, False]
-    assert (records.lost, records.problems) == (0, [])
 
 
 LONG = [window(10, 1.0), window(40, 3.0, steps=30, work=300)]
@@ -82,18 +71,26 @@ LOST = [(10, 200, 10, 1.0), (30, None, 20, 2.0), (40, None, 10, 1.0)]
     ],
 )
 def test_ranks_share_what_lies_between_the_steps_at_which_all_ended_a_window(
-    ranks: tuple[Windows, Windows], steps: list[Any], tmp_path: Path
+    ranks: tuple[Windows, Windows], steps: list[Any]
 ) -> None:
-    found, _ = observed(tmp_path, ranks)
-    assert found and [(o.step, o.work, o.steps, o.time_s) for o in found.steps] == steps
+    assert [(o.step, o.work, o.steps, o.time_s) for o in observed(*ranks).steps] == steps
 
 
-def test_windows_of_all_attempts_count_and_those_of_another_run_do_not(tmp_path: Path) -> None:
-    others = [window(20, 1.0, run_id="other")]
-    attempts = [([window(10, s)], [window(10, s), *others]) for s in (1.0, 3.0)]
-    found, records = observed(tmp_path, *attempts)
-    assert found and [(o.attempt, o.time_s) for o in found.steps] == [(0, 1.0), (1, 3.0)]
-    assert str(records.problems).count("first: of another run: other") == 2
+def test_windows_of_all_attempts_and_ranks_count_and_those_of_another_run_do_not(tmp_path) -> None:
+    paths = RunPaths(tmp_path / "run")
+    paths.metrics_folder.mkdir(parents=True)
+    for attempt, rank in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        common = {"v": 1, "study": "s", "run_id": "run", "t": 1.0, "attempt": attempt, "rank": rank}
+        made = [START] * (not rank)
+        made += [window(10, 1.0 + attempt), window(20, 1.0, run_id="other")]
+        lines = [encode({"kind": "window", **common, "seq": n, **r}) for n, r in enumerate(made)]
+        name = f"{attempt}.r{rank}.jsonl" if rank else f"{attempt}.jsonl"
+        (paths.metrics_folder / name).write_text("\n".join([*lines, ""]))
+    records = read_run(paths, "run")
+    found = observed_of(paths.log, tmp_path, records, None, None, 2)
+    steps = [(o.attempt, o.time_s, o.work) for o in found.steps] if found else []
+    assert steps == [(0, 1.0, 200), (1, 2.0, 200)]
+    assert str(records.problems).count("first: of another run: other") == 4
 
 
 @pytest.mark.parametrize(
