@@ -222,24 +222,20 @@ def test_a_run_whose_log_cannot_be_read_has_no_rate(tmp_path: Path, monkeypatch)
     assert f"{other}/metrics cannot be read: Permission denied" in found.warnings()
 
 
-@pytest.mark.parametrize(
-    ("planned", "group_size", "seen", "evidence"),
-    [
+def test_the_best_evidence_of_ranks_that_work_together_counts() -> None:
+    for planned, group_size, seen, evidence in (
         ({}, 2, "none", "process group"),
         ({}, 1, "none", "none"),
         ({}, None, "shared memory", "shared memory"),
         ({"together": True}, None, "none", "stated"),
         ({"launcher": "once"}, 2, "none", None),
         ({"ranks_per_node": 1}, None, "none", None),
-    ],
-)
-def test_the_best_evidence_of_ranks_that_work_together_counts(
-    planned: dict[str, Any], group_size: int | None, seen: str | None, evidence: str | None
-) -> None:
-    records = RunRecords([{"v": 1, "kind": "run_start", "attempt": 0, "group_size": group_size}])
-    spec = CommandSpec(**({"command": ("python", "train.py"), "ranks_per_node": 2} | planned))
-    assert ranks_together({"ranks_together": seen}, records, spec) == evidence
-    assert ranks_together({"ranks_together": seen}, records, RunSpec(ranks_per_node=2)) is None
+    ):
+        start = {"v": 1, "kind": "run_start", "attempt": 0, "group_size": group_size}
+        records, job = RunRecords([start]), {"ranks_together": seen}
+        facts: dict[str, Any] = {"command": ("python", "train.py"), "ranks_per_node": 2} | planned
+        assert ranks_together(job, records, CommandSpec(**facts)) == evidence
+        assert ranks_together(job, records, RunSpec(ranks_per_node=2)) is None
 
 
 def test_a_series_of_copies_is_not_compared_and_its_neighbour_is() -> None:
@@ -252,16 +248,16 @@ def test_a_series_of_copies_is_not_compared_and_its_neighbour_is() -> None:
     assert series == "copied" and why.startswith("4 copies: nothing shows that the ranks worked")
 
 
-@pytest.mark.parametrize("status", ["ok", "failed"])
-def test_what_a_run_takes_beside_its_training_is_a_line_of_its_own(status: str) -> None:
+def test_what_a_run_takes_beside_its_training_is_a_line_of_its_own() -> None:
     """Of 30 s: three times 8,192 images at 1,900 images/s, and 0.5 s of evaluation each.
 
     A run that ended early is in no table: its start is much of it by nature.
     """
-    plan, run_id = one_run()
-    run = FakeRun(plan.paths.folder, run_id, plan.runs[run_id]).begin()
-    run.writer.write("startup", total_s=6.0)
-    run.train(0, 1, 2).end(status, "" if status == "ok" else "x")
-    results = collect("s")
     costs = [["2", "30", "12.9", "1.5", "6", "9.57", "132%"]]
-    assert [row[1:] for row in run_costs(results).rows] == (costs if status == "ok" else [])
+    for name, status, rows in (("s", "ok", costs), ("t", "failed", [])):
+        plan = make_plan(name, strategies=("ddp",), gpus=(2,))
+        (run_id,) = plan.runs
+        run = FakeRun(plan.paths.folder, run_id, plan.runs[run_id]).begin()
+        run.writer.write("startup", total_s=6.0)
+        run.train(0, 1, 2).end(status, "x" * bool(not rows))
+        assert [row[1:] for row in run_costs(collect(name)).rows] == rows

@@ -56,25 +56,22 @@ def test_energy_is_divided_by_the_work_that_was_done_for_it(changed: dict[str, A
     assert row.keys().isdisjoint({"joules_per_work", "joules_of"})
 
 
-@pytest.mark.parametrize(
-    ("uuids", "hosts", "watt"),
-    [
+def test_a_gpu_that_ranks_share_is_counted_once() -> None:
+    for uuids, hosts, watt in (
         (("GPU-a", "GPU-a"), ("n0", "n0"), 100),  # both ranks read the same counter
         (("GPU-a", "GPU-b"), ("n0", "n0"), 200),
         (("GPU-a", "GPU-a"), ("n0", "n1"), 200),
         (([], {}), ("n0", "n0"), 200),
-    ],
-)
-def test_a_gpu_that_ranks_share_is_counted_once(uuids: Any, hosts: Any, watt: float) -> None:
-    found = []
-    for rank in (0, 1):
-        for one in samples(rank, host=hosts[rank], gpu_uuids=uuids[rank]):
-            one["energy_gpu_j"] = one.pop("energy_node_j")
-            found.append(one | {"energy_source": "nvml (gpu)"})
-    row = row_of(found, nodes=len(set(hosts)))
-    assert row["energy_gpu_j"] == pytest.approx(10 * watt)
-    assert row["joules_per_work"] == pytest.approx(10 * watt / 60)
-    assert (row["joules_of"], row["energy_source"]) == ("gpu", "nvml (gpu)")
+    ):
+        found = []
+        for rank in (0, 1):
+            for one in samples(rank, host=hosts[rank], gpu_uuids=uuids[rank]):
+                one["energy_gpu_j"] = one.pop("energy_node_j")
+                found.append(one | {"energy_source": "nvml (gpu)"})
+        row = row_of(found, nodes=len(set(hosts)))
+        assert row["energy_gpu_j"] == pytest.approx(10 * watt)
+        assert row["joules_per_work"] == pytest.approx(10 * watt / 60)
+        assert (row["joules_of"], row["energy_source"]) == ("gpu", "nvml (gpu)")
 
 
 def test_a_counter_that_begins_again_in_a_restarted_process_adds_up() -> None:

@@ -93,25 +93,21 @@ def test_windows_of_all_attempts_and_ranks_count_and_those_of_another_run_do_not
     assert str(records.problems).count("first: of another run: other") == 4
 
 
-@pytest.mark.parametrize(
-    ("start", "planned", "ranks", "rate"),
-    [
-        # What the study states counts, not what the program counted in another unit.
-        ({"world_size": 1, "unit": "samples"}, {"unit": "tokens", "work_per_step": 4096.0}, None,
-         (4096.0 * 10, "tokens/s")),
-        ({"world_size": 1, "unit": "samples"}, {"unit": "tokens"}, None, (100.0, "samples/s")),
-        ({"world_size": 1}, {}, None, (100.0, "units/s")),
-        ({}, {}, 8, (10.0, "steps/s")),  # cut off: the windows are of one of eight ranks
-    ],
-)  # fmt: skip
-def test_the_work_of_windows_is_in_its_own_unit_and_of_all_ranks(
-    start: dict[str, Any], planned: dict[str, Any], ranks: int | None, rate: tuple[float, str]
-) -> None:
+def test_the_work_of_windows_is_in_its_own_unit_and_of_all_ranks() -> None:
+    alone = {"world_size": 1}
+    samples, tokens = alone | {"unit": "samples"}, {"unit": "tokens"}
     own = {**window(10, 1.0), "attempt": 0, "rank": 0}
-    found = observed_windows([own], start, planned, ranks)
-    assert found
-    for row in (rate_row(found), *step_rows(found)):
-        assert (row["throughput"], row["throughput_unit"]) == rate
+    for start, planned, ranks, rate in (
+        # What the study states counts, not what the program counted in another unit.
+        (samples, tokens | {"work_per_step": 4096.0}, None, (4096.0 * 10, "tokens/s")),
+        (samples, tokens, None, (100.0, "samples/s")),
+        (alone, {}, None, (100.0, "units/s")),
+        ({}, {}, 8, (10.0, "steps/s")),  # cut off: the windows are of one of eight ranks
+    ):
+        found = observed_windows([own], start, planned, ranks)
+        assert found
+        for row in (rate_row(found), *step_rows(found)):
+            assert (row["throughput"], row["throughput_unit"]) == rate
 
 
 def test_the_unit_of_steps_is_that_of_the_run_s_rate() -> None:
@@ -132,19 +128,14 @@ def test_a_long_run_has_at_most_a_thousand_rows() -> None:
 ENDED = {"status": "ok", "wall_time_s": 36.0, "world_size": 4}
 
 
-@pytest.mark.parametrize(
-    ("state", "rate"),
-    [
-        (ENDED, (100.0, "runs/h", WALL_TIME)),
-        (ENDED | {"scaling": "weak"}, (400.0, "shares/h", WALL_TIME)),
-        (ENDED | {"status": "failed"}, ()),
-        (ENDED | {"wall_time_s": None}, ()),
-    ],
-)
-def test_without_records_the_wall_time_counts_and_says_so(
-    state: dict[str, Any], rate: tuple[Any, ...]
-) -> None:
-    assert tuple(speed_row(None, state).values()) == rate
+def test_without_records_the_wall_time_counts_and_says_so() -> None:
+    for changed, rate in (
+        ({}, (100.0, "runs/h", WALL_TIME)),
+        ({"scaling": "weak"}, (400.0, "shares/h", WALL_TIME)),
+        ({"status": "failed"}, ()),
+        ({"wall_time_s": None}, ()),
+    ):
+        assert tuple(speed_row(None, ENDED | changed).values()) == rate
 
 
 def test_the_wall_time_is_that_of_one_attempt() -> None:
