@@ -18,13 +18,10 @@ def runs(rates: dict[int, list[float]], **columns: str) -> pd.DataFrame:
     return results_of({"ddp": rates}).runs.assign(**columns)
 
 
-@pytest.mark.parametrize(
-    ("freedom", "t"),
-    [(1, 12.706), (2, 4.303), (5, 2.571), (10, 2.228), (30, 2.042), (120, 1.980), (10**6, 1.960)],
-)
-def test_the_quantiles_of_student_are_those_of_the_tables(freedom: int, t: float) -> None:
-    assert quantile(freedom, CONFIDENCE) == pytest.approx(t, abs=6e-4)
-    assert tail(t, freedom) == pytest.approx(0.05, abs=1e-4)
+def test_the_quantiles_of_student_are_those_of_the_tables() -> None:
+    for freedom, t in ((1, 12.706), (2, 4.303), (10, 2.228), (30, 2.042), (10**6, 1.960)):
+        assert quantile(freedom, CONFIDENCE) == pytest.approx(t, abs=6e-4)
+        assert tail(t, freedom) == pytest.approx(0.05, abs=1e-4)
 
 
 def test_the_intervals_of_several_sizes_are_wider_by_their_number() -> None:
