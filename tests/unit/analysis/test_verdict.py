@@ -484,5 +484,5 @@ def test_of_several_kinds_of_rates_the_first_is_told_and_the_others_are_named() 
         rows += [row | {"throughput_unit": unit} for row in own]
     lines = verdict(results_from(frame(rows, RESULTS)), "GPUs")
     assert lines[0].startswith("Request 2 GPUs with x/s strong: ")
-    words = " The table has unstated scaling in y/s; weak scaling in x/s too."
+    words = " The table has unstated scaling in y/s, weak scaling in x/s too."
     assert lines[0].endswith(words) and "weak" not in "".join(lines[1:])

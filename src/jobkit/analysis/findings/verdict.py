@@ -61,8 +61,8 @@ def verdict(results: Results, unit: str, least: float = MIN_EFFICIENCY) -> list[
     grave = [c.text for c in later if c.grave or c is later[0]]
     first = [*(sentence(c.text) for c in doubts if c.first), request]
     rest = sorted({_kind(s) for s in results.sizes if s.throughput} - {_kind(measured[0])})
-    kinds = "; ".join(f"{scaling or 'unstated'} scaling in {rate}" for scaling, rate in rest)
-    kinds = f" The table has {kinds} too." * bool(rest)
+    others = [f"{scaling or 'unstated'} scaling in {rate}" for scaling, rate in rest]
+    kinds = f" The table has {some(others, 2)} too." * bool(rest)
     left = MAX_WORDS - len(f"{' '.join(first)} {kinds} {runs}".split())
 
     def fitting(*texts: str) -> list[str]:
