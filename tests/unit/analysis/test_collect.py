@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pytest
 
 from jobkit.analysis.collect.records import RunRecords
 from jobkit.analysis.collect.results import Results, collect
@@ -149,19 +148,17 @@ def test_messages_are_counted_and_folders_that_the_plan_does_not_know_are_not_re
     assert (found["warnings"], found["warnings_text"]) == (1, "2 ranks share 1 core")
 
 
-@pytest.mark.parametrize(
-    ("fields", "labels"),
-    [
+def test_runs_of_one_series_differ_in_size_and_repeat_only() -> None:
+    fields: dict[str, Any]
+    for fields, labels in (
         ({"strategies": ("ddp", "fsdp")}, {"ddp", "fsdp"}),
         ({"sweep": {"precision": ("fp32", "bf16")}}, {"ddp, fp32", "ddp, bf16"}),
         ({"sweep": {"lr": (0.1, 0.2)}}, {"ddp, lr=0.1", "ddp, lr=0.2"}),
         ({"sweep": {"augment": (True, False)}}, {"ddp, augment", "ddp, no augment"}),
         ({"settings": {"batch_size_per_rank": 64}}, {"ddp"}),
-    ],
-)
-def test_runs_of_one_series_differ_in_size_and_repeat_only(fields, labels) -> None:
-    plan = make_plan(**{"strategies": ("ddp",), "gpus": (1, 2), "repeats": 2, **fields})
-    assert set(series_labels(plan.runs).values()) == labels
+    ):
+        plan = make_plan(**{"strategies": ("ddp",), "gpus": (1, 2), "repeats": 2, **fields})
+        assert set(series_labels(plan.runs).values()) == labels
 
 
 def test_strong_and_weak_never_share_a_series() -> None:

@@ -244,14 +244,11 @@ def test_a_second_training_in_a_log_is_told_and_not_mixed_in() -> None:
     assert collected(gpu1=meter(1) + meter(1)).warnings() == []  # a copy is none
 
 
-@pytest.mark.parametrize(
-    ("log", "status"),
-    [
-        (meter(1, end="failed") + TRACEBACK + meter(1, attempt=1), "ok"),
-        (meter(1) + TRACEBACK + meter(1, attempt=1, end="failed"), "failed"),
-        (TRACEBACK + meter(1), "ok"),
-        (meter(1).rsplit("[METRIC]", 1)[0] + TRACEBACK, "failed"),
-    ],
-)
-def test_the_newest_attempt_says_how_a_run_ended(log: str, status: str) -> None:
-    assert list(collected(gpu1=log).runs["status"]) == [status]
+def test_the_newest_attempt_says_how_a_run_ended() -> None:
+    logs = {
+        "gpu1": meter(1, end="failed") + TRACEBACK + meter(1, attempt=1),
+        "gpu2": meter(1) + TRACEBACK + meter(1, attempt=1, end="failed"),
+        "gpu3": TRACEBACK + meter(1),
+        "gpu4": meter(1).rsplit("[METRIC]", 1)[0] + TRACEBACK,
+    }
+    assert list(collected(**logs).runs["status"]) == ["ok", "failed", "ok", "failed"]

@@ -186,17 +186,14 @@ def steps(*numbers: int, text: str = "step {} 1 s\n") -> str:
     return "".join(map(text.format, numbers))
 
 
-@pytest.mark.parametrize(
-    ("log", "ranks", "used"),
-    [
+def test_lines_of_other_ranks_and_after_a_restart_are_read() -> None:
+    for log, ranks, used in (
         (steps(*range(1, 41), *range(31, 61)), 1, 60),  # after a restart
         ("".join(steps(*range(n, n + 100)) * 2 for n in range(1, 1000, 100)), 2, 1000),
         ("".join(steps(n) * 7 + steps(max(1, n - 5)) for n in range(1, 51)), 8, 50),
         ("".join(f"epoch {n}\n" + steps(*range(n * 9, n * 9 + 9)) for n in range(4)), 1, 36),
-    ],
-)
-def test_lines_of_other_ranks_and_after_a_restart_are_read(log: str, ranks: int, used: int) -> None:
-    assert len(observed_of(STEP, log, ranks=ranks).steps) == used
+    ):
+        assert len(observed_of(STEP, log, ranks=ranks).steps) == used
 
 
 def test_foreign_lines_after_a_restart_are_of_the_next_attempt(tmp_path: Path) -> None:
