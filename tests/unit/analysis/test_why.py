@@ -97,6 +97,8 @@ def test_rare_slow_steps_count_as_often_as_they_occur() -> None:
     # The median of a window of one step, which is slow, is no typical step.
     one = breakdown(same, [window(14 * MS, 14 * MS), window(9, 64 * MS, steps=1, wall_s=64 * MS)])
     assert one["slow_steps_s"] == pytest.approx(50 * MS / 51)
+    two = breakdown(same, [window(9, p, steps=1, wall_s=20 * MS) for p in (10 * MS, 20 * MS)])
+    assert two["slow_steps_s"] == pytest.approx(5 * MS)
     alone = breakdown(records(profiled([10 * MS])), windows)
     assert (alone["host_s"], alone["communication_s"]) == (pytest.approx(15 * MS), 0)
     assert alone["compute_s"] + alone["host_s"] <= alone["useful_max_s"] <= alone["iteration_s"]
