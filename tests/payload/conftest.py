@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from multiprocessing import forkserver
 from pathlib import Path
 from types import MappingProxyType
@@ -52,22 +52,6 @@ def fork_server() -> None:
     modules += [f"jobkit.payload.strategies.{name}" for name in files]
     multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
     forkserver.ensure_running()
-
-
-@pytest.fixture
-def fork_ranks(fork_server: None) -> Callable[..., list[int | None]]:
-    """Call a function in processes of their own, each with its rank and some words: exit codes."""
-
-    def call(function: Callable[..., None], world: int, *words: object) -> list[int | None]:
-        context = multiprocessing.get_context("forkserver")
-        ranks = [context.Process(target=function, args=(r, *words)) for r in range(world)]
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join(600)
-        return [rank.exitcode for rank in ranks]
-
-    return call
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """The communication benchmark with real ranks: every operation, its check, the files it leaves."""
 
-import json
 import os
 import subprocess
 from pathlib import Path
@@ -9,7 +8,6 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from jobkit.checks import collectives
 from jobkit.checks import comm as cli
@@ -17,6 +15,7 @@ from jobkit.checks.collectives import Exchange, sizes_that_fit, teams
 from jobkit.metric import comm
 from jobkit.paths import RunPaths, read_json
 from jobkit.payload.place import RankEnv
+from ranks import on_ranks
 from support.records import records_of
 from support.refusals import error_of
 from support.rigs import environment
@@ -24,10 +23,7 @@ from support.rigs import environment
 SIZE = 5000  # neither a multiple of a rank's part nor of the pattern
 
 
-def be_rank(rank: int, world: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    store = f"file://{folder}/store-{world}"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
+def be_rank(rank: int, world: int) -> dict[str, list[object]]:
     found = {}
     for name in operations(world):
         made = Exchange(name, SIZE, range(world), rank, torch.device("cpu"))
@@ -36,8 +32,7 @@ def be_rank(rank: int, world: int, folder: str) -> None:
         times, right = made.measure()
         made.is_right = lambda: rank != 1  # one rank's result is wrong
         found[name] = [before, right, made.measure()[1], made.bytes, len(times)]
-    Path(folder, f"{world}-{rank}").write_text(json.dumps(found))
-    dist.destroy_process_group()
+    return found
 
 
 def operations(world: int) -> list[str]:
@@ -45,9 +40,8 @@ def operations(world: int) -> list[str]:
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_every_operation_is_right_and_would_be_seen_wrong(world, tmp_path, fork_ranks) -> None:
-    assert fork_ranks(be_rank, world, world, str(tmp_path)) == [0] * world
-    told = [json.loads((tmp_path / f"{world}-{r}").read_text()) for r in range(world)]
+def test_every_operation_is_right_and_would_be_seen_wrong(fork_server, world) -> None:
+    told = on_ranks(be_rank, world, world=world, limit_s=600)
     for name in operations(world):
         before, right, with_fault, sizes, counts = zip(*(one[name] for one in told), strict=True)
         assert all(right) and not any(with_fault), name

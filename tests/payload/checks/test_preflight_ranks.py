@@ -28,6 +28,7 @@ from jobkit.checks.preflight.rendezvous import (
     listen,
 )
 from jobkit.payload.place import RankEnv
+from ranks import on_ranks
 from support.place import ROOT
 from support.rigs import environment
 
@@ -45,17 +46,14 @@ def _data(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("JOBKIT_DATA_DIR", str(tmp_path / "data"))
 
 
-def be_rank(rank: int, port: int, out: str) -> None:
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", OMP_NUM_THREADS="1")
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), LOCAL_WORLD_SIZE="2")
+def be_rank(rank: int, port: int, out: str) -> int:
+    os.environ.update(OMP_NUM_THREADS="1", MASTER_PORT=str(port))
     with Path(f"{out}-{rank}").open("w") as sys.stdout:
-        code = cli.main(["--dataset", "synthetic", "--timeout", "300"])
-        sys.stdout.flush()
-    os._exit(code)
+        return cli.main(["--dataset", "synthetic", "--timeout", "300"])
 
 
-def test_two_ranks_add_up_and_measure_their_bandwidth(tmp_path: Path, fork_ranks) -> None:
-    codes = fork_ranks(be_rank, 2, free_port(), str(tmp_path / "rank"))
+def test_two_ranks_add_up_and_measure_their_bandwidth(tmp_path: Path, fork_server) -> None:
+    codes = on_ranks(be_rank, free_port(), str(tmp_path / "rank"), join=False, limit_s=600)
     said = "".join((tmp_path / f"rank-{rank}").read_text() for rank in range(2))
     assert codes == [0, 0], said
     assert said.count("all checks passed") == 1
