@@ -1,5 +1,6 @@
 """Fixtures of the payload's tests: quick ranks, and real launches."""
 
+import itertools
 import multiprocessing
 import os
 import subprocess
@@ -16,7 +17,7 @@ from jobkit.paths import RunPaths
 from jobkit.spec.strategies import FACTS
 from support.cuts import write_models
 from support.forks import Forks, places
-from support.rigs import ROOT, RUN_SH, Result, Start, environment, write_images
+from support.rigs import ROOT, RUN_SH, Result, Start, environment
 
 MAIN = ROOT / "src" / "jobkit" / "payload" / "main.py"
 
@@ -121,4 +122,11 @@ def launch(data_dir: Path, tmp_path: Path) -> Start:
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    return write_images(tmp_path / "images")
+    """A small folder: source of PNG images, one colour a class."""
+    from PIL import Image
+
+    for part, at, i in itertools.product(("train", "test"), (0, 1), range(6)):
+        path = tmp_path / "images" / part / ("cat", "dog")[at] / f"{i:04}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (32, 32), (40 + 150 * at, 10 * i, 90)).save(path)
+    return tmp_path / "images"

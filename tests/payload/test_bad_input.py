@@ -33,12 +33,7 @@ PREPARE = "run 'python -m jobkit prepare --dataset cifar10 --data-dir {tmp}/data
     [
         (2, "--dataset folder:{tmp}/images", "run", ["{broken}: not a readable image"]),
         (2, "--dataset cifar10", "run", [CIFAR10, PREPARE]),
-        (
-            1,
-            "--dataset synthetic --test-samples 4",
-            "file/run",
-            ["/run is not writable: Not a dir"],
-        ),
+        (1, "--dataset synthetic", "file/run", ["/run is not writable: Not a dir"]),
     ],
 )
 def test_what_the_ranks_find_is_one_line(forge, images, tmp_path, ranks, words, run, lines) -> None:

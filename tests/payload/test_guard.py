@@ -57,7 +57,6 @@ def warned(own: Path) -> Path:
     ("ranks", "fault", "warn", "name", "at"),
     [
         (3, "term@8:1", "", "TERM", range(8, 11)),
-        (2, "usr1@8:1", "", "USR1", range(8, 11)),
         (2, "", "rank 1", "USR2", range(1, 4)),
         (2, "", "evaluation 1", "USR2", range(PER_EPOCH, PER_EPOCH + 4)),
     ],

@@ -58,20 +58,17 @@ def test_every_switch_is_set_and_recorded(before: bool, fp32: str, deterministic
     assert recorded(GPU)["fp32"] == "mixed"
 
 
-def test_on_the_cpu_nothing_is_set_or_recorded() -> None:
-    spec, before = RunSpec(fp32="tf32", deterministic=True, device="cpu"), flags()
-    environ: dict[str, str] = {}
-    set_environment(spec, environ)
-    configure(spec, torch.device("cpu"))
-    assert (environ, flags(), recorded(torch.device("cpu"))) == ({}, before, {})
-
-
-def test_a_variable_of_the_users_is_kept_and_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_user_has_set_is_kept_and_on_the_cpu_nothing_is_set_or_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
-    set_environment(RunSpec(deterministic=True, device="cuda"))
-    found = recorded(GPU)
-    assert (found["cublas_workspace_config"], found["nccl_algo"]) == (":16:8", "Ring")
-    monkeypatch.delenv("NCCL_ALGO")
+    environ, before, cpu = {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}, flags(), torch.device("cpu")
+    for device, algorithm in (("cpu", None), ("cuda", "Ring")):
+        set_environment(spec := RunSpec(fp32="tf32", deterministic=True, device=device), environ)
+        assert environ.get("NCCL_ALGO") == algorithm
+    assert recorded(GPU)["cublas_workspace_config"] == environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+    configure(spec, cpu)
+    assert (flags(), recorded(cpu)) == (before, {})
 
 
 def test_the_variables_are_there_before_the_first_call_of_cuda(

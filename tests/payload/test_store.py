@@ -6,7 +6,6 @@ import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -159,38 +158,6 @@ def test_what_is_not_whole_is_refused_and_not_run(
     assert not Path("was-here").exists()
     pickle.loads(pickle.dumps(Hostile()))
     assert Path("was-here").exists()  # elsewhere it would run
-
-
-def test_one_that_fails_is_a_warning_and_the_newest_stay(
-    alone: dist.ProcessGroup, tmp_path: Path
-) -> None:
-    told, layer = list[Any](), torch.nn.Linear(3, 2)
-    report: Any = SimpleNamespace(warn=told.append, log=lambda _: None)
-    report.record = lambda kind, **fields: told.append(fields["iteration"])
-    settled = torch.zeros(())
-    strategy = SimpleNamespace(settle=lambda: settled.fill_(1), layout=dict, named_buffers=dict)
-    strategy.own_state = lambda: {"settled": settled.clone()}
-    strategy.named_parameters = lambda: dict(layer.named_parameters())
-    strategy.device = CPU
-    trainer: Any = SimpleNamespace(strategy=strategy, progress=Progress(0, 0, 4), spec=RunSpec())
-    trainer.data = SimpleNamespace(classes=10)
-    trainer.optimizer, trainer.loss_sum = SimpleNamespace(state={}), torch.zeros(())
-    paths = RunPaths(tmp_path)
-    mine = Checkpoints(paths, 0, alone, report, RunSpec(checkpoint_keep=1))
-    assert mine.save(trainer) and told == [4]
-    saved = read(alone, paths.checkpoints / "00000004-0")
-    assert torch.equal(saved["model.weight"], layer.weight)
-    assert saved["rank.0.strategy.settled"] == 1
-    trainer.progress = Progress(0, 0, 8)
-    assert mine.save(trainer)
-    assert [path.name for path in paths.checkpoints.iterdir()] == ["00000008-0"]
-    (paths.checkpoints / "00000009-0").write_text("in its place")
-    trainer.progress = Progress(0, 0, 9)
-    assert not mine.save(trainer)
-    assert "iteration 9 could not be written (Not a directory); the last is of 8" in told[-1]
-    paths.attempts.write_text("not to see the attempts is no leave to write")
-    with pytest.raises(NotADirectoryError):
-        mine.save(trainer)
 
 
 def index_of(ranks: int, tensors: int) -> Metadata:

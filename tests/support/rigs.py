@@ -1,4 +1,4 @@
-"""What the payload's tests share: a run's records, the environment, small images."""
+"""What the payload's tests share: a run's records, the environment, processes."""
 
 import contextlib
 import os
@@ -56,20 +56,6 @@ def environment(**extra: str) -> dict[str, str]:
     """The environment of a started process: the tests' Python first on PATH."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return {**os.environ, "PATH": path, **extra}
-
-
-def write_images(root: Path, per_class: int = 6, classes: tuple[str, ...] = ("cat", "dog")) -> Path:
-    """A small folder: source of PNG images, one colour a class."""
-    from PIL import Image
-
-    for part in ("train", "test"):
-        for at, name in enumerate(classes):
-            folder = root / part / name
-            folder.mkdir(parents=True)
-            for i in range(per_class):
-                colour = (40 + 150 * at, 10 * i, 90)
-                Image.new("RGB", (32, 32), colour).save(folder / f"{i:04}.png")
-    return root
 
 
 def processes_with(word: object) -> list[int]:
