@@ -161,38 +161,16 @@ def test_a_command_that_a_node_does_not_have(run: Kit) -> None:
     assert not (run.folder / "logs").exists()
 
 
-SAVES = "trap 'exit 75' {}; echo ready; while :; do sleep 0.05; done"
-
-
-@pytest.mark.parametrize(
-    ("launcher", "signum", "code", "status"),
-    [
-        ("srun", signal.SIGUSR2, 75, "preempted"),
-        ("once", signal.SIGUSR2, 75, "preempted"),
-        ("srun", signal.SIGTERM, 143, "cancelled"),
-        ("srun", signal.SIGINT, 130, "cancelled"),
-    ],
-)
-def test_a_warning_or_the_end_reaches_the_command(run, launcher, signum, code, status) -> None:
-    own = ["--launcher", launcher, "--max-restarts=2" if code > 75 else "--nproc-per-node=1"]
-    with run.start(*own, "--", "bash", "-c", SAVES.format("USR2")) as process:
-        assert process.stdout and "ready\n" in process.stdout  # reads up to that line
-        process.send_signal(signum)
-        assert process.wait(300) == code
-    assert run_state(RunPaths(run.run_dir)).status == status
-    if status == "cancelled":  # a rank's end, and no other start
-        outcome = run.outcome()
-        assert (outcome["exit_code"], outcome["reason"]) == (143, "rank 0: ended by SIGTERM")
-
-
-def test_nohup_keeps_a_run(run: Kit) -> None:
-    words = ["bash", "-c", 'trap "" HUP; exec "$@"', "-", *run.words("--", "bash", "-c")]
-    text = SAVES.format("USR2")
-    with subprocess.Popen([*words, text], env=run.environ(), stdout=-1, text=True) as process:
+def test_nohup_keeps_a_run_and_a_warning_reaches_it(run: Kit) -> None:
+    text = "trap 'exit 75' USR2; echo ready; while :; do sleep 0.05; done"
+    words = run.words("--nproc-per-node=1", "--", "bash", "-c", text)
+    words = ["bash", "-c", 'trap "" HUP; exec "$@"', "-", *words]
+    with subprocess.Popen(words, env=run.environ(), stdout=-1, text=True) as process:
         assert process.stdout and "ready\n" in process.stdout
         process.send_signal(signal.SIGHUP)
         process.send_signal(signal.SIGUSR2)
         assert process.wait(300) == 75
+    assert run_state(RunPaths(run.run_dir)).status == "preempted"
 
 
 # Prints what it gets; the other warning ends it. It sleeps for moments, as a signal that comes just

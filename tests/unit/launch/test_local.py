@@ -157,13 +157,17 @@ def test_the_port_of_the_ranks_is_given_to_no_other_program(run: Kit) -> None:
 
 
 def test_the_end_on_request_leaves_nothing(run: Kit) -> None:
-    """Also what a rank started and forgot."""
+    """Also what a rank started and forgot; and no other attempt begins."""
     text = "sleep 300 & echo $! > $RANK; setsid sleep 301 & echo $! > away-$RANK; echo ready; wait"
-    with run.start("--nproc-per-node", "2", "--", "bash", "-c", text) as process:
+    own = ["--nproc-per-node", "2", "--max-restarts", "2"]
+    with run.start(*own, "--", "bash", "-c", text) as process:
         assert process.stdout
         assert [process.stdout.readline() for _ in range(3)][1:] == ["ready\n"] * 2
         process.terminate()
         assert process.wait(200) == 143
+    state = run_state(RunPaths(run.run_dir))
+    assert (state.status, state.attempts) == ("cancelled", 1)
+    assert run.outcome()["reason"].endswith("ended by SIGTERM")
     for name in ("0", "1", "away-0", "away-1"):
         state = Path(f"/proc/{(run.folder / name).read_text().strip()}/stat")
         assert not state.exists() or state.read_text().split()[2] == "Z"
