@@ -135,35 +135,31 @@ def test_what_only_looks_makes_no_folder(run: Fake) -> None:
     assert not run.run_dir.exists() and "--attempt" not in str(run.calls())
 
 
-@pytest.mark.parametrize(
-    ("on_path", "own", "named", "taken"),
-    [
-        (1, 0, False, "own"),  # a shell that has not activated the environment
-        (0, 0, False, "other"),
-        (1, 0, True, None),  # what was named is not replaced
-        (1, 1, False, None),  # neither has torch
-    ],
-)
 def test_the_checkouts_python_stands_in_for_one_without_torch(
-    tmp_path, on_path, own, named, taken, monkeypatch, capsys
+    tmp_path, monkeypatch, capsys
 ) -> None:
     ours = tmp_path / ".venv" / "bin" / "python"
     ours.parent.mkdir(parents=True)
-    script(ours, f"#!/bin/sh\nexit {own}\n")
-    script(tmp_path / "python", f"#!/bin/sh\nexit {on_path}\n")
+    script(ours, "#!/bin/sh\nexit $OWN\n")
+    script(tmp_path / "python", "#!/bin/sh\nexit $ON_PATH\n")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setenv("JOBKIT_PYTHON", "python")
-    if not named:
-        monkeypatch.delenv("JOBKIT_PYTHON")
-    run = start.read_run([str(tmp_path / "run.sh"), "0", "0"])
-    if taken is None:
-        with pytest.raises(UsageError, match="has no torch and torchvision: run 'make venv' once"):
-            start.choose_python(run)
-        return
-    start.choose_python(run)
     note = f"jobkit: note: no python on PATH that has torch: taking {ours}\n"
-    shown = {"own": (str(ours), note), "other": ("python", "")}[taken]
-    assert (run.python, capsys.readouterr().err) == shown
+    for on_path, own, named, taken in (
+        ("1", "0", "", (str(ours), note)),  # a shell that has not activated the environment
+        ("0", "0", "", ("python", "")),
+        ("1", "1", "", None),  # neither has torch
+        ("1", "0", "JOBKIT_PYTHON", None),  # what was named is not replaced
+    ):
+        monkeypatch.setenv("ON_PATH", on_path)
+        monkeypatch.setenv("OWN", own)
+        monkeypatch.setenv(named or "OTHER", "python")
+        run = start.read_run([str(tmp_path / "run.sh"), "0", "0"])
+        if taken is None:
+            with pytest.raises(UsageError, match="no torch and torchvision: run 'make venv' once"):
+                start.choose_python(run)
+            continue
+        start.choose_python(run)
+        assert (run.python, capsys.readouterr().err) == taken
 
 
 @pytest.mark.parametrize(
