@@ -17,7 +17,6 @@ import resource
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -25,49 +24,49 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
+from PIL import Image
 from throughput import BATCH, LR, precisions, ratio, turns
+from torch.nn.functional import cross_entropy
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms
 
 from bench import ENV, TWO_RANKS, Figures, report
+from jobkit.payload.device import process_age_s
+from jobkit.payload.model import CNN
 
 WARM = 2
 LIMITS = {"fp32": 1.9, "bf16": 2.2}  # ours over the best peer
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
 
 
-def pil_images(batches: int) -> Any:
+class Images(Dataset[Any]):
     """Random images as a dataset of files gives them: one PIL image at a time, transformed."""
-    import torch
-    from PIL import Image
-    from torchvision import transforms
 
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randint(
-        256, (BATCH * batches, 32, 32, 3), dtype=torch.uint8, generator=generator
-    )
-    labels = torch.randint(10, (len(images),), generator=generator).tolist()
-    transform = transforms.Compose(
-        [
-            transforms.RandomCrop(32, padding=4),
-            transforms.RandomHorizontalFlip(),
-            transforms.ToTensor(),
-            transforms.Normalize((0.491, 0.482, 0.447), (0.247, 0.243, 0.262)),
-        ]
-    )
+    def __init__(self, batches: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        shape = (BATCH * batches, 32, 32, 3)
+        self.images = torch.randint(256, shape, dtype=torch.uint8, generator=generator)
+        self.labels = torch.randint(10, shape[:1], generator=generator).tolist()
+        self.transform = transforms.Compose(
+            [
+                transforms.RandomCrop(32, padding=4),
+                transforms.RandomHorizontalFlip(),
+                transforms.ToTensor(),
+                transforms.Normalize((0.491, 0.482, 0.447), (0.247, 0.243, 0.262)),
+            ]
+        )
 
-    class Images(torch.utils.data.Dataset[Any]):
-        def __len__(self) -> int:
-            return len(labels)
+    def __len__(self) -> int:
+        return len(self.labels)
 
-        def __getitem__(self, index: int) -> tuple[Any, int]:
-            return transform(Image.fromarray(images[index].numpy())), labels[index]
-
-    return Images()
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return self.transform(Image.fromarray(self.images[index].numpy())), self.labels[index]
 
 
 def sgd(model: Any) -> Any:
     """The optimizer of every way."""
-    import torch
-
     return torch.optim.SGD(
         model.parameters(), lr=LR, momentum=0.9, nesterov=True, weight_decay=5e-4
     )
@@ -75,17 +74,11 @@ def sgd(model: Any) -> Any:
 
 def loader_of(dataset: Any, sampler: Any = None) -> Any:
     """Batches of one rank's share."""
-    from torch.utils.data import DataLoader
-
     return DataLoader(dataset, BATCH // WORLD_SIZE, shuffle=sampler is None, sampler=sampler)
 
 
 def plain(dataset: Any, bf16: bool) -> None:
     """The tutorial's loop; under torchrun with DDP."""
-    import torch
-
-    from jobkit.payload.model import CNN
-
     model, sampler = CNN(10), None
     if WORLD_SIZE > 1:
         torch.distributed.init_process_group("gloo")
@@ -96,16 +89,13 @@ def plain(dataset: Any, bf16: bool) -> None:
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             logits = model(x)
-        torch.nn.functional.cross_entropy(logits.float(), y).backward()
+        cross_entropy(logits.float(), y).backward()
         optimizer.step()
 
 
 def lightning(dataset: Any, bf16: bool) -> None:
     """A LightningModule and its Trainer, without logger, checkpoints and bars."""
     import lightning.pytorch as pl
-    from torch.nn.functional import cross_entropy
-
-    from jobkit.payload.model import CNN
 
     class Module(pl.LightningModule):
         def __init__(self) -> None:
@@ -118,12 +108,10 @@ def lightning(dataset: Any, bf16: bool) -> None:
         def configure_optimizers(self) -> Any:
             return sgd(self)
 
-    off = dict.fromkeys(
-        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
-    )
     pl.Trainer(
         accelerator="cpu", devices=WORLD_SIZE, strategy="ddp" if WORLD_SIZE > 1 else "auto",
-        precision="bf16-mixed" if bf16 else "32-true", max_epochs=1, **off,
+        precision="bf16-mixed" if bf16 else "32-true", max_epochs=1, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     ).fit(Module(), loader_of(dataset))  # fmt: skip
 
 
@@ -132,27 +120,16 @@ PEERS: dict[str, Callable[[Any, bool], None]] = {"plain": plain, "lightning": li
 
 def rank(way: str, precision: str, threads: int, steps: int) -> None:
     """One rank of a peer, under torchrun or alone; rank 0 prints its figures as JSON."""
-    import torch
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
-    from jobkit.payload.device import process_age_s
-
     warnings.filterwarnings("ignore")
     torch.set_num_threads(threads)
-    ends, first = list[float](), list[float]()
-
-    def ended(*_: object) -> None:
-        if not ends:
-            first.append(process_age_s())
-        ends.append(time.perf_counter())
-
-    register_optimizer_step_post_hook(ended)
-    PEERS[way](pil_images(steps), precision == "bf16")
+    ends = list[float]()  # of the steps, by the age of the process
+    register_optimizer_step_post_hook(lambda *_: ends.append(process_age_s()))
+    PEERS[way](Images(steps), precision == "bf16")
     if len(ends) != steps:
         sys.exit(f"peers.py: {way} made {len(ends)} steps of {steps}")
     if os.environ.get("RANK", "0") == "0":
         rate = (steps - WARM) * BATCH / (ends[-1] - ends[WARM - 1])
-        print(f"\n{json.dumps({'start_s': first[0], 'images_per_s': rate})}", flush=True)
+        print(f"\n{json.dumps({'start_s': ends[0], 'images_per_s': rate})}", flush=True)
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
     os._exit(0)  # torch aborts now and then as a program of several Gloo ranks ends
