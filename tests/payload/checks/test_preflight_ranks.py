@@ -32,7 +32,6 @@ from ranks import on_ranks
 from support.place import ROOT
 from support.rigs import environment
 
-CHECK = [sys.executable, "-m", "jobkit.checks.preflight.cli", "--dataset", "synthetic"]
 NAME = {"rank": 3, "host": "n2"}
 
 
@@ -84,7 +83,8 @@ def test_a_signal_has_the_coordinator_report_at_once(monkeypatch, capsys) -> Non
 def test_a_torch_that_cannot_be_imported_is_one_line(tmp_path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open')")
     env = environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT / 'src'}")
-    done = subprocess.run(CHECK, env=env, capture_output=True, text=True)
+    words = [sys.executable, "-m", "jobkit.checks.preflight.cli", "--dataset", "synthetic"]
+    done = subprocess.run(words, env=env, capture_output=True, text=True)
     assert done.returncode == 5 and not done.stderr, done.stderr
     assert done.stdout.startswith("[preflight] FAULT versions: rank 0 on ")
     assert "libcudart.so.12" in done.stdout and done.stdout.count("\n") == 1

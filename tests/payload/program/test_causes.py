@@ -1,11 +1,19 @@
-"""Programs that nobody changed say where their time goes: on two ranks."""
+"""Programs that nobody changed are measured on two ranks, and say where their time goes.
 
+Loops of torch alone, and the real libraries, of which `make test` has Accelerate alone: the imports
+of the others cost more than all the rest.
+"""
+
+import importlib.util
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jobkit.analysis.collect.why import breakdown
+from support import needs
+from support.training_programs import LEAP, PROGRAMS
 from support.warm_programs import Warm
 
 LATE_S = 0.1
@@ -66,3 +74,34 @@ def test_what_was_measured_before_a_kill_is_there(tmp_path: Path, warm: Warm) ->
     assert ran.codes == [-signal.SIGKILL]
     (record,) = ran.whys(0)
     assert record["steps"] == 4
+
+
+LEAP_S = 1000.0  # of each batch of evaluation, which must not count
+
+
+DEAR = [pytest.param(name, marks=pytest.mark.long) for name in ("lightning", "transformers")]
+
+
+@pytest.mark.parametrize("library", ["accelerate", *DEAR])
+def test_a_library_is_measured_on_two_ranks(library: str, request: Any, tmp_path: Path) -> None:
+    if importlib.util.find_spec(library) is None:
+        needs.unavailable(f"{library} is not installed (make venv, or pip install '.[adapters]')")
+    warm = request.getfixturevalue("warm" if library == "accelerate" else "libraries")
+    ran = warm.run(tmp_path, LEAP + PROGRAMS[library], ranks=2, JOBKIT_WHY="5")
+    assert ran.codes == [0, 0], ran.err
+    for rank in range(2):
+        # 320 samples in batches of 4, of which 2 are one step, on 2 ranks, for 2 epochs: 40 steps.
+        # The 7 at each of two places where steps may be profiled are not in the rate.
+        assert ran.sums(rank) == (40 - 14, 8 * 26), ran.out
+        windows = ran.records("window", rank)
+        wall = sum(w["wall_s"] for w in windows if not w["warmup"])
+        assert wall < LEAP_S, "a batch of evaluation is in the time"
+        assert sum(w["paused_s"] for w in windows) >= LEAP_S
+        assert all(w["data_wait_s"] <= w["wall_s"] for w in windows)
+    found = breakdown([*ran.whys(0), *ran.whys(1)])
+    assert found["ranks"] == 2 and ran.whys(0)[0]["steps"] == 5
+    assert min(found[f"{name}_s"] for name in ("compute", "communication", "data_wait", "host")) > 0
+    assert "gloo:all_reduce" in {name for _, name, *_ in ran.whys(0)[0]["collectives"]}
+    start = ran.records("run_start")[0]
+    assert (start["source"], start["unit"], start["world_size"]) == ("auto", "samples", 2)
+    assert ["[METRIC]" in out for out in ran.out] == [True, False]
