@@ -31,18 +31,18 @@ def named(label: str) -> Case:
     return case
 
 
-def check_rounding_alone(found: Difference) -> None:
-    assert found.dtype == "float64" and found.ok, found
-    assert max(found.loss, found.gradient, found.parameter) < 1e-9, found
-    assert found.evaluation == 0, found  # every sample once, and the same answers
-
-
-def test_float64_differs_by_rounding_alone() -> None:
-    plans = {world: [named(label) for label in labels] for world, labels in CORE.items()}
-    plans[2] = [case for case in cases_of(ALL, 2) if case.variant.within is None]
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_float64_differs_by_rounding_alone(every: bool) -> None:
+    worlds = (1, 2, 3, 4)
+    plans = {n: [c for c in cases_of(ALL, n) if c.variant.within is None] for n in worlds}
+    if not every:
+        plans |= {world: [named(label) for label in labels] for world, labels in CORE.items()}
     found = start.verify(plans, dtypes=("float64",))
+    assert len(found) == sum(map(len, plans.values())) > (60 if every else 20)
     for each in found:
-        check_rounding_alone(each)
+        assert each.dtype == "float64" and each.ok, each
+        assert max(each.loss, each.gradient, each.parameter) < 1e-9, each
+        assert each.evaluation == 0, each  # every sample once, and the same answers
     at_two = {each.case.strategy for each in found if each.world_size == 2}
     assert at_two == set(STRATEGIES) - {"single", "dp"}
 
@@ -57,18 +57,6 @@ def test_float32_and_the_hooks_are_within_their_tolerances() -> None:
         assert each.ok and least < each.gradient and each.tolerance == most, each
 
 
-@pytest.mark.long
-def test_every_case_at_every_number_of_ranks() -> None:
-    plans = {
-        world: [c for c in cases_of(ALL, world) if c.variant.within is None]
-        for world in (1, 2, 3, 4)
-    }
-    found = start.verify(plans, dtypes=("float64",))
-    assert len(found) > 60
-    for each in found:
-        check_rounding_alone(each)
-
-
 def no_zero_grad(trainer: Trainer) -> None:
     trainer.optimizer.zero_grad = lambda set_to_none=True: None  # type: ignore[method-assign]
 
@@ -76,11 +64,9 @@ def no_zero_grad(trainer: Trainer) -> None:
 def unweighted(trainer: Trainer) -> None:
     """Each rank takes the mean over its own samples; the ranks' mean is taken of those."""
     add = trainer.strategy.forward_backward
-
-    def adding(images, labels, weight, last) -> torch.Tensor:
-        return add(images, labels, 1 / max(len(labels), 1), last)
-
-    trainer.strategy.forward_backward = adding  # type: ignore[method-assign]
+    trainer.strategy.forward_backward = lambda images, labels, weight, last: add(  # type: ignore
+        images, labels, 1 / max(len(labels), 1), last
+    )
 
 
 def parameters_apart(trainer: Trainer) -> None:
