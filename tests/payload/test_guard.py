@@ -33,7 +33,8 @@ evaluate, calls = Trainer.evaluate, []
 
 def warn(where):
     if os.environ["WARN"] == where:
-        os.kill(os.getpid(), signal.SIGUSR2)
+        warning = signal.SIGUSR1 if where.startswith("rank") else signal.SIGUSR2
+        os.kill(os.getpid(), warning)
 
 def evaluate_warned(self):
     calls.append(1)
@@ -57,7 +58,7 @@ def warned(own: Path) -> Path:
     ("ranks", "fault", "warn", "name", "at"),
     [
         (3, "term@8:1", "", "TERM", range(8, 11)),
-        (2, "", "rank 1", "USR2", range(1, 4)),
+        (2, "", "rank 1", "USR1", range(1, 4)),
         (2, "", "evaluation 1", "USR2", range(PER_EPOCH, PER_EPOCH + 4)),
     ],
 )
