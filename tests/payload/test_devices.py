@@ -114,22 +114,24 @@ def test_the_gpu_is_the_local_ranks_of_those_visible(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("module", "device", "seen"),
+    ("module", "words", "seen"),
     [
-        ("jobkit.payload.main", "cpu", ["", "-1"]),
-        ("jobkit.checks.preflight.cli", "cpu", ["", "-1"]),
-        ("jobkit.payload.main", "auto", ["0,1", None]),
+        ("jobkit.payload.main", "--device cpu --threads 3", ["", "-1", "3"]),
+        ("jobkit.checks.preflight.cli", "--device cpu", ["", "-1", "61"]),
+        ("jobkit.payload.main", "--device auto", ["0,1", None, str(share_of_cores(1))]),
     ],
 )
-def test_a_run_on_the_cpu_hides_the_gpus_before_torch_is_imported(
-    tmp_path: Path, module: str, device: str, seen: list[str | None]
+def test_a_run_on_the_cpu_hides_the_gpus_and_threads_are_set_before_torch_is_imported(
+    tmp_path: Path, module: str, words: str, seen: list[str | None]
 ) -> None:
-    told = "[os.environ.get(f'{vendor}_VISIBLE_DEVICES') for vendor in ('CUDA', 'HIP')]"
+    """OpenMP, and so MKL, reads their number once, also for the threads of Gloo."""
+    names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+    told = f"[os.environ.get(name) for name in {names}]"
     (tmp_path / "torch.py").write_text(f"import os\nprint({told}, flush=True)\nos._exit(7)")
     env = environment(PYTHONPATH=f"{tmp_path}:{ROOT / 'src'}", CUDA_VISIBLE_DEVICES="0,1")
-    env.pop("HIP_VISIBLE_DEVICES", None)
-    words = [sys.executable, "-u", "-m", module, "--device", device]
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=300)
+    env = {k: v for k, v in env.items() if k != names[1]} | {names[2]: "61"}
+    command = [sys.executable, "-u", "-m", module, *words.split()]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 7, done.stderr
     assert done.stdout == f"{seen}\n"
 

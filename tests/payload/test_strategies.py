@@ -75,16 +75,6 @@ def test_names_are_those_of_the_bare_model(name: str) -> None:
     assert list(strategy.named_buffers()) == buffers
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n != "dp"])
-def test_every_strategy_checkpoints_when_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    linear, calls = nn.functional.linear, []
-    monkeypatch.setattr(nn.functional, "linear", lambda *a: (calls.append(1), linear(*a))[1])
-    step(made(name))
-    plain, calls[:] = len(calls), []
-    step(made(name, activation_checkpointing=True))
-    assert len(calls) > plain > 0
-
-
 def test_checkpointing_computes_a_block_twice_and_its_statistics_once() -> None:
     torch.manual_seed(3)
     plain, thrifty = Normalised(), Normalised()
@@ -98,9 +88,8 @@ def test_checkpointing_computes_a_block_twice_and_its_statistics_once() -> None:
     assert len(calls) == 2
     for one, other in zip(plain.parameters(), thrifty.parameters(), strict=True):
         assert torch.equal(one.grad, other.grad)  # type: ignore[arg-type]
-    assert plain.state_dict().keys() == thrifty.state_dict().keys()
-    for name, tensor in plain.state_dict().items():
-        assert torch.equal(tensor, thrifty.state_dict()[name]), name
+    assert list(plain.state_dict()) == list(thrifty.state_dict())
+    assert all(map(torch.equal, plain.state_dict().values(), thrifty.state_dict().values()))
 
 
 FOUR = RankEnv(world_size=4, local_world_size=4)
