@@ -191,7 +191,7 @@ def _with_times(measured: list[Size]) -> list[Size]:
         by_unit[size.throughput_unit or of_series.get(size.series, other)].append(size)
     found = []
     for unit, alike in by_unit.items():
-        fastest = max((rate for size in alike for rate in size.rates), default=None)
+        fastest = max((x for size in alike for x in size.rates if x > 0), default=None)
         # Only jobkit's own training says the samples of an epoch.
         epochs = unit == IMAGES and (fastest is None or any(size.train_samples for size in alike))
         work, name = (None, EPOCH) if epochs else _work(unit, fastest or 1.0)

@@ -72,9 +72,9 @@ def say(value: Any, form: str = "{}") -> str:
     return f"{value:,.0f}" if "e+" in text else text
 
 
-def say_accuracy(value: Any, digits: int = 1) -> str:
+def say_accuracy(value: Any) -> str:
     """An accuracy, a share of 1, in percent; one above 1 as it is."""
-    return say(value, f"{{:.{digits}%}}" if pd.isna(value) or value <= 1 else "{:.4g}")
+    return say(value, "{:.1%}" if pd.isna(value) or value <= 1 else "{:.4g}")
 
 
 def rounded(value: float) -> str:
