@@ -91,17 +91,14 @@ def test_sizes_are_read_and_said() -> None:
         assert say_seconds(seconds) == text
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
+def test_bad_options_are_one_line(capsys) -> None:
+    for words, text in (
         (["--ops", "all_reduc"], "invalid choice: 'all_reduc' (choose from"),
         (["--min-bytes", "2K", "--max-bytes", "1K"], "--max-bytes 1024 is less than --min-bytes"),
         (["--check=1"], "needs at least 2 ranks: say --nproc-per-node 2"),
         (["--max-bytes=1.5M"], "'1.5M': must be a size"),
-    ],
-)
-def test_bad_options_are_one_line(words: list[str], text: str, capsys) -> None:
-    assert text in refusal(door.main, ["--check=2", *words], capsys)
+    ):
+        assert text in refusal(door.main, ["--check=2", *words], capsys)
 
 
 def test_run_sh_starts_it_in_a_folder_of_its_own(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def at_8(**values: Any) -> Change:
 
 
 def failing(status: str, reason: str | None, from_repeat: int) -> Change:
-    gone = {"status": status, "reason": reason, "throughput": None, "time_per_epoch_s": None}
+    gone = {"status": status, "reason": reason, "throughput": None}
     return lambda row: at_8(**gone)(row) if row["repeat"] >= from_repeat else None
 
 
@@ -91,7 +91,6 @@ def two_kinds(row: dict[str, Any]) -> None:
     row["node_list"] = f"{'slow' if slow else 'fast'}{(n + k) % 3}"
     if slow:
         row["throughput"] *= 0.8
-        row["time_per_epoch_s"] /= 0.8
 
 
 def in_order(row: dict[str, Any]) -> None:
@@ -147,7 +146,7 @@ CASES: dict[str, tuple[Callable[[], Results], list[str], list[str]]] = {
     "two sizes failed": (
         lambda: study(GOOD, sending, lambda row: failing("failed", "rank 3: NCCL timeout", 1)(
             row) if row["world_size"] != 4 else row.update(
-            status="oom", reason="CUDA out of memory", throughput=None, time_per_epoch_s=None)),
+            status="oom", reason="CUDA out of memory", throughput=None)),
         ["Request 2 GPUs", "on 4 GPUs 3 of 3 runs are not ok", "at 92% efficiency (1 of 3 runs)",
          "up to 8 GPUs: 92% [89, 95 at 95%] (1 of 3 runs)."], []),
     "one cancelled, one failed, one waits": (lambda: study(GOOD, sending, lambda row: failing(*(
@@ -349,7 +348,7 @@ def test_the_request_follows_the_sizes_on_the_fewest_nodes() -> None:
 def test_a_study_of_failed_runs_says_why_and_names_its_time_as_one_without() -> None:
     rows = runs_of({"train": {1: [1671.0], 2: [1.0], 4: [1.0]}})
     for row in rows:
-        row |= {"throughput": None, "time_per_epoch_s": None, "train_samples": None}
+        row |= {"throughput": None, "train_samples": None}
         row |= {"status": "failed", "reason": "rank 0: ModuleNotFoundError: No module named 'foo'"}
     nothing = results_from(frame(rows, RESULTS))
     lines = verdict(nothing, "GPUs")
