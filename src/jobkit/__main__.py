@@ -24,7 +24,7 @@ GROUPS = {
         "verify": ("jobkit.checks.verify.cli", "main", "every strategy against one process"),
         "drill": ("jobkit.drill.cli", "main", "faults in a training, and its recovery"),
         "check-k8s": ("jobkit.launch.check_k8s", "main", "manifests for Kubernetes"),
-        "check-claims": ("jobkit.analysis.claims", "main", "a text's claims, by its figures"),
+        "check-claims": ("jobkit.checks.claims", "main", "a text's claims, by its figures"),
     },
     "learn: plan and understand": {
         "memory": ("jobkit.planner.memory", "main", "predict the memory of each strategy"),

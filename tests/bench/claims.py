@@ -16,7 +16,7 @@ from pathlib import Path
 from bench import ROOT, Figures, report
 
 sys.path[:0] = [str(ROOT / "src")]
-from jobkit.analysis.claims import check  # noqa: E402
+from jobkit.checks.claims import check  # noqa: E402
 
 PUBLISHED = Path(__file__).with_name("published_claims.md")
 Mark = tuple[int, str, bool]  # line, claim as written, whether it is wrong

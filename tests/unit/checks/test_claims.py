@@ -2,9 +2,9 @@
 
 import pytest
 
-from jobkit.analysis.claims import Verdict, check, main, number
 from jobkit.analysis.collect.results import collect
 from jobkit.analysis.report.tables import proposal_table
+from jobkit.checks.claims import Verdict, check, main, number
 from support.fake_study import whole_study
 from support.refusals import refusal
 
