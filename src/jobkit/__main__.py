@@ -9,7 +9,7 @@ from jobkit import __version__, entry
 # command is called.
 GROUPS = {
     "use: measure how a training scales": {
-        "prepare": ("jobkit.payload.prepare", "main", "download or convert a dataset"),
+        "prepare": ("jobkit.data.prepare", "main", "download or convert a dataset"),
         "run": ("jobkit.launch.cli", "main", "run a study (the same as run_benchmarks.py)"),
         "status": ("jobkit.launch.status", "main", "state and progress of a study's runs"),
         "cancel": ("jobkit.launch.cancel", "main", "cancel the runs of a study"),

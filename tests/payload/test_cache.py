@@ -15,19 +15,19 @@ import numpy
 import pytest
 import torch
 
-from jobkit.errors import UsageError
-from jobkit.payload.data import (
+from jobkit.data.images import (
     Dataset,
     Images,
     Say,
     find_source,
-    limited,
     open_prepared,
     prepare,
     read_cifar10,
     synthetic,
 )
-from jobkit.payload.prepare import main
+from jobkit.data.prepare import main
+from jobkit.errors import UsageError
+from jobkit.payload.data import limited
 from jobkit.spec.dataset import IDX_FILES
 from support.idx_files import idx_bytes, write_idx
 from support.refusals import error_of, refusal

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from jobkit.data.images import synthetic
 from jobkit.errors import UsageError
 from jobkit.payload.batches import (
     PADDING,
@@ -15,7 +16,7 @@ from jobkit.payload.batches import (
     augment,
     sample_hash,
 )
-from jobkit.payload.data import split, synthetic
+from jobkit.payload.data import split
 from jobkit.payload.model import build_model
 from jobkit.payload.place import RankEnv
 from jobkit.payload.strategies.base import make_optimizer

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from jobkit.data.images import find_source, prepare
 from jobkit.errors import UsageError
 from jobkit.launch import local
 from jobkit.paths import StudyPaths
-from jobkit.payload.data import find_source, prepare
 
 PRECIOUS = "alias ll='ls -l'\n"
 

@@ -17,9 +17,10 @@ MAY_IMPORT = {
     "spec": ("ground",),
     "metric": ("ground", "program"),
     "outcome": CORE,
-    "payload": (*CORE, "program"),
+    "data": CORE,
+    "payload": (*CORE, "program", "data"),
     "planner": (*CORE, "payload"),
-    "checks": (*CORE, "payload", "planner"),
+    "checks": (*CORE, "data", "payload", "planner"),
     "launch": (*CORE, "outcome"),
     "drill": (*CORE, "outcome", "launch", "minicluster"),
     "analysis": (*CORE, "outcome", "program"),
@@ -28,7 +29,8 @@ MAY_IMPORT = {
 }
 LIBRARIES = {
     "spec": {"yaml"},  # if it is there, for settings in YAML
-    "payload": {"torch", "torchvision", "PIL"},  # Pillow comes with torchvision
+    "data": {"torch", "torchvision", "PIL"},  # Pillow comes with torchvision
+    "payload": {"torch", "torchvision"},
     "planner": {"torch"},
     "checks": {"torch"},
     "launch": {"submitit", "rich", "yaml"},
@@ -39,7 +41,7 @@ LIBRARIES = {
 # Inside analysis: each folder may import those before it. "" is its own files.
 ORDER = ("tables", "scaling", "collect", "findings", "figures", "report", "")
 # Rooms that a vendor's image runs, with its Python; and what run.sh becomes on a batch host.
-OF_IMAGES = ("program", "ground", "spec", "metric", "payload", "planner", "checks")
+OF_IMAGES = ("program", "ground", "spec", "metric", "data", "payload", "planner", "checks")
 ON_ANY_HOST = {f"jobkit.launch.{name}" for name in ("supervise", "start", "together")}
 TOO_NEW = {"tomllib", "enum.StrEnum", "datetime.UTC", "typing.Self", "typing.assert_never"}
 

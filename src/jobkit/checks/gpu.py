@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
+from jobkit.data.images import synthetic
 from jobkit.errors import Exit, Parser, command, one_line
 from jobkit.payload.batches import Step
-from jobkit.payload.data import synthetic
 from jobkit.payload.device import configure, peak_memory_mib
 from jobkit.payload.distributed import Group, join
 from jobkit.payload.main import leave

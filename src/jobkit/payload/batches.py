@@ -12,7 +12,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from jobkit.payload.data import Dataset, Images
+from jobkit.data.images import Dataset, Images
 from jobkit.spec.runspec import RunSpec
 
 PADDING = 4

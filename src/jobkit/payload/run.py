@@ -11,11 +11,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from jobkit.data.images import Dataset
 from jobkit.errors import Exit, RanksDiffer, UsageError
 from jobkit.paths import RunPaths
 from jobkit.payload.batches import Batches, DeviceData
 from jobkit.payload.checkpoint import Checkpoints
-from jobkit.payload.data import Dataset, load_data
+from jobkit.payload.data import load_data
 from jobkit.payload.device import (
     configure,
     device_name,

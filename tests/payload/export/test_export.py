@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from jobkit.data.images import synthetic
 from jobkit.errors import Exit, UsageError
 from jobkit.export import cli, formats
 from jobkit.export.weights import trained_model
-from jobkit.payload.data import synthetic
 from jobkit.payload.model import build_model
 from jobkit.spec.runspec import RunSpec
 from support import needs

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 import jobkit
+from jobkit.data.images import find_source
 from jobkit.errors import UsageError
 from jobkit.gpus import gpu_state
 from jobkit.paths import data_root, expanded
-from jobkit.payload.data import find_source
 from jobkit.payload.device import versions
 from jobkit.payload.distributed import candidate
 from jobkit.payload.place import RankEnv, expand_nodes, share_of_cores

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.multiprocessing.spawn import ProcessException, start_processes
 
 from jobkit.checks.verify.cases import CLASSES, DTYPES, Case, hold_still
+from jobkit.data.images import synthetic
 from jobkit.payload.batches import Step
-from jobkit.payload.data import synthetic
 from jobkit.payload.device import configure
 from jobkit.payload.distributed import Group
 from jobkit.payload.place import RankEnv

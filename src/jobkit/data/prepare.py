@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args.dataset.startswith(WITH_PATH):
         one_of("dataset", args.dataset, ("cifar10", "synthetic", "folder:PATH", "idx:PATH"))
     check_source(args.dataset)
-    from jobkit.payload.data import find_source, open_prepared, prepare
+    from jobkit.data.images import find_source, open_prepared, prepare
 
     path, read = find_source(args.dataset, expanded(args.data_dir or data_root()), None, None)
     prepare(path, read, lambda line: print(line, flush=True))

@@ -1,0 +1,1 @@
+"""Images: their sources, and the prepared file that ranks map."""
