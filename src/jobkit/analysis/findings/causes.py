@@ -263,5 +263,6 @@ def differences(results: Results, size: Size, base: Size) -> list[str]:
 
 
 def _short(values: Sequence[str]) -> str:
-    shown = [v if len(v) < 30 else v[:12] for v in values]
+    # Of a commit the first letters, and whether files were changed.
+    shown = [v if len(v) < 30 else v[:12] + "-dirty" * v.endswith("-dirty") for v in values]
     return " and ".join(shown[:2]) + " and others" * (len(shown) > 2)
