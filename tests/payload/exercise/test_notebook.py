@@ -41,10 +41,8 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
         "texts = [o.get('text', '') for c in notebook.cells for o in c.get('outputs', [])]\n"
         "print(''.join(texts))\n"
     )
-    folders = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR",
-               "MPLCONFIGDIR")  # fmt: skip
-    environ = {**os.environ, **{name: str(tmp_path / name) for name in folders}}
-    environ |= {"TMPDIR": str(tmp_path), "NOTEBOOK_PICTURES": str(tmp_path)}
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
+    environ |= {name: str(tmp_path) for name in ("HOME", "TMPDIR", "NOTEBOOK_PICTURES")}
     environ |= {"PYTHONPATH": str(ROOT / "src"), "JUPYTER_PLATFORM_DIRS": "1", "MPLBACKEND": "agg"}
     done = subprocess.run(
         [sys.executable, "-c", program, str(SOURCE)],
