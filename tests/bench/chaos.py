@@ -22,9 +22,6 @@ import threading
 from pathlib import Path
 
 from bench import ROOT
-
-sys.path.insert(0, str(ROOT / "src"))
-
 from jobkit.processes import environments
 from minicluster import cluster as clusters
 from minicluster.config import Cluster

@@ -13,10 +13,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench import ROOT, Figures, report
-
-sys.path[:0] = [str(ROOT / "src")]
-from jobkit.checks.claims import check  # noqa: E402
+from bench import Figures, report
+from jobkit.checks.claims import check
 
 PUBLISHED = Path(__file__).with_name("published_claims.md")
 Mark = tuple[int, str, bool]  # line, claim as written, whether it is wrong

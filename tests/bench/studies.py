@@ -22,7 +22,6 @@ from pathlib import Path
 
 from bench import ROOT, Figures, report
 
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 PLAIN = "2026-01-01 12:00:00 rank 0 INFO iteration {:5} of 4000: loss 1.2345, 3645 images/s, lr 0\n"
 RUNS, BYTES_OF_LOG = 10_000, 20_000
 MARKS = {"plan": 5, "submit": 60, "status": 2, "collect": 15, "plot": 10}  # seconds, of RUNS

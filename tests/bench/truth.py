@@ -20,14 +20,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bench import ROOT, Figures, report
-
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
-from jobkit.analysis.findings.conditions import caveats  # noqa: E402
-from jobkit.analysis.scaling.predict import Prediction  # noqa: E402
-from jobkit.analysis.tables.columns import RESULTS  # noqa: E402
-from jobkit.analysis.tables.frames import frame  # noqa: E402
-from support.measured_study import results_from, runs_of  # noqa: E402
+from bench import Figures, report
+from jobkit.analysis.findings.conditions import caveats
+from jobkit.analysis.scaling.predict import Prediction
+from jobkit.analysis.tables.columns import RESULTS
+from jobkit.analysis.tables.frames import frame
+from support.measured_study import results_from, runs_of
 
 Generator = np.random.Generator
 
