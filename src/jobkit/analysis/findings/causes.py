@@ -264,5 +264,5 @@ def differences(results: Results, size: Size, base: Size) -> list[str]:
 
 def _short(values: Sequence[str]) -> str:
     # Of a commit the first letters, and whether files were changed.
-    shown = [v if len(v) < 30 else v[:12] + "-dirty" * v.endswith("-dirty") for v in values]
+    shown = [v if len(v) < 30 else v[:12] + "+changes" * v.endswith("+changes") for v in values]
     return " and ".join(shown[:2]) + " and others" * (len(shown) > 2)

@@ -97,17 +97,13 @@ def _forecast(
     full = per_node or (max(s.ranks_per_node or 1 for s in curve) if nodes else None)
     sizes = {n: math.ceil(n / full) if full else None for n, why in refusals.items() if not why}
     if per_node is None or (largest <= per_node < beyond[-1] and not (several or sent)):
-        notes.append(
-            f"no size of {curve[0].series} is known to be on several nodes: what communication "
-            "between them costs is a guess (--gpus-per-node says where nodes end, --comm has "
-            "measured links)"
-        )
+        several_nodes = f"no size of {curve[0].series} is known to be on several nodes"
+        guess = "what communication between them costs is a guess (--gpus-per-node, --comm)"
+        notes.append(f"{several_nodes}: {guess}")
     best = max(curve, key=lambda s: s.throughput or 0)
     if slower := [n for n in sizes if law.rate(n)[0] < (best.throughput or 0)]:
-        notes.append(
-            f"on {' and '.join(map(str, slower))} ranks {best.series} is slower than on "
-            f"{best.world_size}, which was measured: do not request more"
-        )
+        place = f"on {' and '.join(map(str, slower))} ranks {best.series} is slower than on"
+        notes.append(f"{place} {best.world_size}, which was measured: do not request more")
     lacks += filter(None, refusals.values())
     return Forecast(curve[0], law, sizes, tuple(notes)), lacks
 
@@ -156,8 +152,7 @@ def links_of(lines: Iterable[Line]) -> Links:
             s_per_byte = line.s_per_byte / bus_factor(line.operation, line.ranks)
             links[line.nodes == 1] = Link(line.latency_s / hops, s_per_byte)
     if not good:
-        why = "no line fits its sizes within 50 %: measure the links again on idle nodes"
-        raise UsageError(f"--comm: {why}")
+        raise UsageError("--comm: no line fits its sizes within 50 %: measure on idle nodes again")
     return Links(links.get(True), links.get(False))
 
 
@@ -176,10 +171,7 @@ def _sent_share(
     size = ModelSize(parameters=bytes_fp32, shard_groups=each * (groups - 1), kept_groups=each)
     own = FACTS.get(settings.get("strategy", ""))
     if not own or not bytes_fp32 or own.messages(settings, size) is None:
-        known = (
-            "ddp (without PowerSGD) and fsdp alone, if their logs say the settings and parameters"
-        )
-        raise UsageError(f"what it sends is known of {known}")
+        raise UsageError("what it sends is known of ddp and fsdp alone, by settings and parameters")
     step_s = (first.global_batch_size or 0) / (first.throughput or 1)
     places = {s.world_size: (s.nodes, s.ranks_per_node or 1) for s in curve if s.nodes}
 

@@ -108,14 +108,13 @@ class Prediction:
     def refused(self, ranks: int) -> str:
         """Why there is no prediction for that many ranks; empty where there is one."""
         # The speed-up is shown beside the rate, and has the doubt of the smallest size too.
-        shown = {"the rate": self.rate(ranks), "the speed-up": self.speed_up(ranks)}
-        factor, name = max((high / low, name) for name, (_, low, high) in shown.items())
+        factor = max(high / low for _, low, high in (self.rate(ranks), self.speed_up(ranks)))
         if factor <= MAX_FACTOR:
             return ""
         end = "" if self.per_node else ", or say where a node ends (--gpus-per-node)"
         return (
-            f"the 95 % interval of a forecast to {ranks} ranks spans a factor of {factor:,.1f} for "
-            f"{name} (at most {MAX_FACTOR:g}): measure larger sizes, or more repeats{end}"
+            f"the 95 % interval of a forecast to {ranks} ranks spans a factor of {factor:,.1f} "
+            f"(at most {MAX_FACTOR:g}): measure larger sizes, or more repeats{end}"
         )
 
     def _nodes_of(self, points: Values, ranks: float) -> Values | int:
