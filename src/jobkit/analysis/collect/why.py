@@ -48,10 +48,11 @@ def breakdown(whys: Sequence[Record], windows: Iterable[Record] = ()) -> Row:
     wall, compute, communication, data, host = means.mean(axis=0).tolist()
     late, about_late = _late(ranks, waits, means, iteration)
     cause = about_late.get("late_cause")
-    slow_s, more_data_s, usual_s = _over_the_run(windows, data, bool(ranks[0].get("gpu")))
-    if ranks[0].get("gpu") and usual_s:  # the profiler slows the host, and no kernel
-        slower = max(0.0, min(iteration - usual_s, host))
-        wall, iteration, host = wall - slower, iteration - slower, host - slower
+    gpu = bool(ranks[0].get("gpu"))
+    slow_s, more_data_s, usual_s = _over_the_run(windows, data, gpu)
+    # The profiler slows the host of a GPU, and no kernel.
+    slower = max(0.0, min(iteration - usual_s, host)) if gpu and usual_s else 0.0
+    wall, iteration, host = wall - slower, iteration - slower, host - slower
     # The last rank of a step waits least; what a late one is later than the mean is not in turn.
     usual = waits[late] if late else waits
     in_turn = float((usual.mean(axis=0) - waits.min(axis=0)).mean())
@@ -65,7 +66,7 @@ def breakdown(whys: Sequence[Record], windows: Iterable[Record] = ()) -> Row:
     if cause == "data wait":
         busiest += float(means[late, _DATA].max()) - data
     elif cause:
-        useful = means[:, _COMPUTE] + means[:, _HOST]
+        useful = means[:, _COMPUTE] + means[:, _HOST] - slower
         longest = busiest = max(longest, float(useful[late].max()))
     busiest = min(busiest + data + more_data_s, total)
     row: Row = {
