@@ -23,10 +23,11 @@ rank_say() {
   [[ -e $file ]]
 }
 
-# Hands a signal on to the command, or keeps it until rank_hear is there.
+# Hands a signal on to the command, or keeps it until rank_hear is there. A warning is noted.
 rank_tell() {
   if [[ -z $hears ]]; then early+=" $1"; return; fi
   { echo "$1" >&7; } 2>/dev/null || kill -"$1" "$child" 2>/dev/null
+  [[ $1 != USR2 ]] || rank_say warned "$1"
 }
 
 # Slurm with proctrack/cgroup and torchrun's agent signal this shell alone. proctrack/pgid signals

@@ -386,7 +386,8 @@ def run_attempts(run: Run, signals: Signals) -> int:
             of_a_pod = os.environ.get("JOBKIT_POD") and code in (Exit.OK, Exit.AGAIN)
             return code if of_a_pod else run.stopped
         number = run.attempt - run.first + 1
-        again = code not in NO_CRASH or (code == Exit.AGAIN and not run.allocation)
+        warned = (run.paths.attempts / str(run.attempt) / "warned").exists()  # of a command
+        again = (code not in NO_CRASH and not warned) or (code == Exit.AGAIN and not run.allocation)
         if run.only or not again or number > limit:
             return code
         text = f"starting the run again ({number} of {limit})"
