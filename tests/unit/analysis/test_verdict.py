@@ -54,8 +54,7 @@ def study(
         change(row)
     keys = ("run_id", "series", "world_size", "repeat")
     records = [
-        {k: row[k] for k in keys}
-        | {"attempt": 0, "epoch": i, "images_per_s": row["throughput"] * factor}
+        {k: row[k] for k in keys} | {"epoch": i, "images_per_s": row["throughput"] * factor}
         for row in rows
         if row["throughput"]
         for i, factor in enumerate(epochs(row["world_size"]))
@@ -414,8 +413,13 @@ def test_loss_and_accuracy_differ_where_the_ranges_of_the_repeats_do() -> None:
     found = verdict(learnt("val_loss", loss, right), "GPUs")
     assert "; loss rises from 1.5 to 1.8 on 4 GPUs: tune first" in found[0]
     assert "Accuracy: unchanged." in found
-    diverged = verdict(learnt("val_loss", {"ddp": {1: [0.3], 2: [float("nan")]}}), "GPUs")
-    assert "; loss is no number on 2 GPUs: tune first" in diverged[0]
+    diverged = {"ddp": {1: [0.3], 2: [float("nan")], 4: [0.3]}}
+    found = verdict(learnt("val_loss", diverged, diverged), "GPUs")
+    assert "; accuracy is no number on 2 GPUs: tune first" in found[0]
+    assert "Loss is no number on 2 GPUs (ddp)." in found
+    for same, text in ((0.0, "Loss: unchanged."), (-9.0, "Loss falls from -9 to -9.9 on 2 GPUs")):
+        found = verdict(learnt("val_loss", {"ddp": {1: [same], 2: [1.1 * same]}}), "GPUs")
+        assert text in " ".join(found) and "tune" not in found[0]
     # The table that is handed in says it of each series; the verdict of the one to request.
     other = learnt("val_accuracy", {"ddp": {1: [0.9], 2: [0.9]}, "fsdp": {1: [0.9], 2: [0.8]}})
     note = "fsdp: accuracy falls from 90.0% to 80.0% on 2 GPUs: tune first."

@@ -6,7 +6,7 @@ They stand in the sentence that says what to request, in the report and under th
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median, mode
 from typing import Any
@@ -147,13 +147,19 @@ class Change:
     """What a loss or an accuracy does from the smallest size of a series to another one."""
 
     before: float
-    after: float  # NaN: no run has a number, as where the training diverged
+    after: float  # infinite: no run has a number, as where the training diverged
     size: Size  # where it changes most, else the largest one
     matters: bool  # worth a word, and large, or no repeat is within those of the other size
 
     @property
     def fell(self) -> float:
         return self.before - self.after
+
+    def words(self, form: Callable[[float], str]) -> str:
+        """What it does, as it follows its name."""
+        ends = f"from {form(self.before)} to {form(self.after)}"
+        known = f"{'falls' if self.fell > 0 else 'rises'} {ends}"
+        return "is no number" if math.isinf(self.after) else known
 
 
 def changes(results: Results, sizes: Sequence[Size], column: str) -> list[Change]:
@@ -169,12 +175,13 @@ def changes(results: Results, sizes: Sequence[Size], column: str) -> list[Change
             epochs = {tuple(values_of(rows, "epochs_done")) for rows in ends}
             small, large = ([r[column] for r in rows if r.get(column) is not None] for rows in ends)
             if small and len(epochs) == 1:
-                before, after = median(small), median(large) if large else math.nan
-                least = _POINTS if column == "val_accuracy" else _LOSS * abs(before)
-                apart = not large or differ(small, large) or abs(after - before) >= _LARGE * least
-                own.append(Change(before, after, size, apart and not abs(after - before) < least))
+                share, before = column == "val_accuracy", median(small)
+                after = median(large) if large else -math.inf if share else math.inf
+                change, least = abs(after - before), _POINTS if share else _LOSS * abs(before)
+                apart = not large or differ(small, large) or change >= _LARGE * least
+                own.append(Change(before, after, size, apart and 0 < change >= least))
         # max keeps the first of equals.
-        found += [max(reversed(own), key=lambda c: c.matters * abs(c.fell))] if own else []
+        found += [max(reversed(own), key=lambda c: abs(c.fell) if c.matters else 0)] if own else []
     return found
 
 
@@ -188,18 +195,13 @@ def _accuracy(
 ) -> Iterator[Caveat]:
     """Up to the request, an accuracy that falls by points, or a loss that rises as much or ends."""
     sizes = [s for s in compared if not request or (s.devices or 0) <= (request.devices or 0)]
-    for change in changes(results, sizes, "val_accuracy"):
-        if change.matters and not change.fell < _FELL:
-            text = f"from {say_accuracy(change.before)} to {say_accuracy(change.after)}"
-            text = f"accuracy falls {text} on {change.size.devices} {unit}: tune first"
-            yield Caveat(text, grave=True)
-            return
-    for change in changes(results, sizes, "val_loss"):
-        if change.matters and not change.after < (1 + _LARGE * _LOSS) * change.before:
-            text = f"rises from {change.before:.3g} to {change.after:.3g}"
-            text = "is no number" if math.isnan(change.after) else text
-            yield Caveat(f"loss {text} on {change.size.devices} {unit}: tune first", grave=True)
-            return
+    accuracies, losses = (changes(results, sizes, name) for name in ("val_accuracy", "val_loss"))
+    found = [("accuracy", c, say_accuracy) for c in accuracies if c.fell >= _FELL]
+    rise, form = _LARGE * _LOSS, "{:.3g}".format
+    found += [("loss", c, form) for c in losses if -c.fell >= rise * abs(c.before)]
+    for name, change, shown in [one for one in found if one[1].matters][:1]:
+        text = f"{name} {change.words(shown)} on {change.size.devices} {unit}: tune first"
+        yield Caveat(text, grave=True)
 
 
 def _rated(results: Results, column: str, sizes: Sequence[Size] | None = None) -> pd.DataFrame:
@@ -298,7 +300,8 @@ def _curves(results: Results) -> dict[str, list[float]]:
     """
 
     def newest(table: pd.DataFrame) -> pd.DataFrame:
-        return table[table["attempt"] == table.groupby("run_id")["attempt"].transform("max")]
+        attempts = table["attempt"].fillna(0)  # [METRIC] lines of a log say none
+        return table[attempts == attempts.groupby(table["run_id"]).transform("max")]
 
     epochs, steps = newest(results.epochs), newest(results.steps)
     timed = epochs[epochs["images_per_s"].gt(0).fillna(False)].sort_values("epoch")

@@ -263,11 +263,8 @@ def _learning(results: Results, unit: str, doubts: Sequence[Caveat]) -> tuple[st
             steady.append(name)
         if change is None or any(c.text.startswith(f"{name} ") for c in doubts):
             continue
-        verb = "falls" if change.fell > 0 else "rises"
-        parts.append(
-            f"{name} {verb} from {form(change.before)} to {form(change.after)} on "
-            f"{_short(change.size, unit)} ({change.size.series})"
-        )
+        on = f"{_short(change.size, unit)} ({change.size.series})"
+        parts.append(f"{name} {change.words(form)} on {on}")
     same = f"{', '.join(steady)}: unchanged." if steady else ""
     text = f"{'; '.join(parts)}." if parts else ""
     return text[:1].upper() + text[1:], same[:1].upper() + same[1:]
