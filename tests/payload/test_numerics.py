@@ -54,6 +54,8 @@ def test_every_switch_is_set_and_recorded(before: bool, fp32: str, deterministic
     found = recorded(GPU)
     said = {"cudnn_benchmark": str(fast).lower(), "deterministic": str(deterministic).lower()}
     assert found == {**said, "fp32": fp32, "cudnn": str(cudnn.version())}
+    matmul.fp32_precision = cudnn.conv.fp32_precision = "ieee" if tf32 else "tf32"
+    assert recorded(GPU)["fp32"] == matmul.fp32_precision
     cudnn.allow_tf32, matmul.allow_tf32 = True, False
     assert recorded(GPU)["fp32"] == "mixed"
 

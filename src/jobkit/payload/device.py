@@ -160,10 +160,9 @@ def recorded(device: torch.device) -> dict[str, str]:
     if device.type != "cuda":
         return {}
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    try:
-        tf32 = {cudnn.allow_tf32, matmul.allow_tf32}  # a model of the user's own may set them
-    except RuntimeError:  # by torch's newer names, of which these say only that they differ
-        tf32 = {True, False}
+    # A model of the user's own may set them by either names; only the newer can then be read.
+    parts = cudnn.conv, matmul  # type: ignore[attr-defined]
+    tf32 = {part.fp32_precision == "tf32" for part in parts}
     return {
         "cudnn": str(cudnn.version()),
         "cudnn_benchmark": str(cudnn.benchmark).lower(),
