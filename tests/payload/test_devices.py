@@ -21,6 +21,7 @@ from jobkit.payload.device import gpu_state, peak_memory_mib
 from jobkit.payload.distributed import Candidate, agreed, candidate, join
 from jobkit.payload.place import RankEnv, share_of_cores
 from jobkit.payload.strategies.local import DP
+from jobkit.program import process
 from jobkit.spec.runspec import RunSpec
 from support.fake_cuda import FakeCuda
 from support.place import script
@@ -106,11 +107,14 @@ def test_the_gpu_is_the_local_ranks_of_those_visible(monkeypatch: pytest.MonkeyP
 
     made = lambda _, device, *rest: Group(device=device, close=lambda: None)  # noqa: E731
     monkeypatch.setattr(distributed, "Group", made)
+    monkeypatch.setattr(process, "on_cpu", False)
     assert join("auto", place, 60.0, pytest.fail).device == torch.device("cuda", 3)
     assert cuda.chosen == [torch.device("cuda", 3)]
     uuids[:] = ["GPU-0"] * 4
     assert join("auto", place, 60.0, said.append).device == CPU
     assert said == ["2 GPUs for 4 ranks: all ranks compute on the CPU"]
+    cuda.mock("is_initialized", lambda: True)
+    assert process.cuda_in_use() is None
 
 
 @pytest.mark.parametrize(
