@@ -42,7 +42,7 @@ class Report:
         self.log.chmod(0o666)  # tests start processes of other users
         for old in SITE.glob("_torch_starts_*"):  # of a run that was killed
             if not Path("/proc", old.stem.split("_")[3]).exists():
-                old.unlink()
+                old.unlink(missing_ok=True)
         (SITE / f"{self.module}.py").write_text(HOOK.format(log=name))
         (SITE / f"{self.module}.pth").write_text(f"import {self.module}\n")
 
@@ -71,8 +71,9 @@ class Report:
             say("\n  ".join([f"FAILED: more than {self.max_starts}:", *many]))
 
     def pytest_unconfigure(self) -> None:
-        for path in (self.log, *SITE.glob(f"{self.module}.p*")):
-            path.unlink()
+        compiled = SITE.glob(f"__pycache__/{self.module}.*")
+        for path in (self.log, *SITE.glob(f"{self.module}.p*"), *compiled):
+            path.unlink(missing_ok=True)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
