@@ -10,7 +10,7 @@ import pandas as pd
 from jobkit.analysis.collect.records import RunRecords
 from jobkit.analysis.collect.results import Results, collect
 from jobkit.analysis.collect.rows import ranks_together
-from jobkit.analysis.report.tables import run_costs
+from jobkit.analysis.report.tables import proposal_table, run_costs
 from jobkit.analysis.tables.columns import TABLES
 from jobkit.analysis.tables.series import SAME, faults, series_labels
 from jobkit.drill.faults import Row
@@ -258,3 +258,14 @@ def test_what_a_run_takes_beside_its_training_is_a_line_of_its_own() -> None:
         run.writer.write("startup", total_s=6.0)
         run.train(0, 1, 2).end(status, "x" * bool(not rows))
         assert [row[1:] for row in run_costs(collect(name)).rows] == rows
+    results, top = (
+        collect("s"),
+        "start-up, evaluation and checkpoints outside of the steps come on ",
+    )
+    for source, said in (
+        ("meter", ""),
+        ("pattern x (a step)", "rates are of pattern x (a step); "),
+    ):
+        results.runs["throughput_source"] = source
+        note = f"Hours are means: {said}{top}top, 132% of the training in these runs."
+        assert note in proposal_table(results, "ranks").notes

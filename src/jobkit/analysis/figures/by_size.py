@@ -184,7 +184,9 @@ def _scale(axes: Axes, panel: Panel) -> None:
         steps = ticker.LogLocator(subs=(1, 2, 5))
         axis.set_major_locator(ticker.AutoLocator() if high / low < 10 else steps)
     elif panel.scale == "near":
-        axes.margins(y=0.3)
+        low, high = axes.get_ylim()
+        margin = max(0.0, 0.1 * abs(high) - (high - low)) / 2  # a small difference looks small
+        axes.set_ylim(low - margin, high + margin)
     else:
         high = axes.get_ylim()[1]
         axes.set_ylim(0, max(1.1, high) if panel.scale == "share" else 1.1 * high)

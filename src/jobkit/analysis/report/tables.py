@@ -127,9 +127,9 @@ def _notes(results: Results, unit: str, least: float) -> list[str]:
 def _beside(results: Results) -> str:
     """What comes on top of the time of the training, as its rate was measured."""
     sources = {*results.runs["throughput_source"].dropna()}
-    if patterns := sorted(source for source in sources if source.startswith("pattern ")):
-        return f"rates are of {'; '.join(patterns)}"
     on_top = "start-up, evaluation and checkpoints outside of the steps come on top"
+    if patterns := sorted(source for source in sources if source.startswith("pattern ")):
+        on_top = f"rates are of {'; '.join(patterns)}; {on_top}"
     if WALL_TIME not in sources:
         return on_top
     more = f", where nothing measured the steps; else {on_top}" if len(sources) > 1 else ""
