@@ -43,8 +43,7 @@ ranks=2 words=(--device "$device")
 if [[ $device == cuda ]]; then
   ranks=$("$python" -m jobkit.gpus) || fail "$python cannot start"
   ((ranks)) || fail "no GPU is visible here (see nvidia-smi); --device cpu rehearses the commands"
-  nvidia-smi >"$folder/nvidia-smi.txt" 2>&1
-  nvidia-smi topo -m >"$folder/topology.txt" 2>&1
+  nvidia-smi >"$folder/nvidia-smi.txt" 2>&1; nvidia-smi topo -m >"$folder/topology.txt" 2>&1
 fi
 
 failed=() first_s=0
@@ -99,7 +98,7 @@ pack() {
 trap pack EXIT
 part preflight 180 "${preflight[@]}" "${words[@]}" --dataset synthetic
 first_s=$SECONDS
-((ranks > 1)) || parts=${parts/comm/}  # which needs two
+((ranks * ${SLURM_NNODES:-1} > 1)) || { parts=${parts/comm/}; echo "no comm: it needs two ranks"; }
 say preflight '^.preflight. (note|FAULT|ok (environment|cores|bandwidth|transports))'
 ! grep -qE 'FAULT (environment|gpus|versions)' "$folder/preflight.log" ||
   { echo "nothing else can run before this is mended"; exit 2; }

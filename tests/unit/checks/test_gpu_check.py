@@ -75,6 +75,12 @@ def test_gpus_without_a_counter_of_energy_are_a_failure(check) -> None:
     assert "1 failed: recipe\n" in check("--parts", "recipe", "--device", "cpu")[1]
 
 
+def test_one_gpu_has_nobody_to_talk_to_but_that_of_another_node(check) -> None:
+    code, out, _ = check("--parts", "comm", gpus=1)
+    assert code == 0 and "no comm: it needs two ranks" in out
+    assert "1 failed: comm" in check("--parts", "comm", gpus=1, SLURM_NNODES="2")[1]
+
+
 def test_an_environment_that_cannot_work_ends_it_at_once(check) -> None:
     code, out, _ = check(preflight="FAULT gpus: too old; fix: install a torch")
     assert (
