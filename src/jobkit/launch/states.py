@@ -139,7 +139,7 @@ def progress(
     last = epochs[-1] if epochs else {}
     pairs = [(_number(r.get("timed_images")), _number(r.get("epoch_time_s"))) for r in epochs]
     rate, unit = _rate_of_steps(windows, records, spec)
-    if timed := [(images, time_s) for images, time_s in pairs if images and time_s]:
+    if timed := [(images, s) for images, s in pairs if images is not None and s and s > 0]:
         rate, unit = sum(images for images, _ in timed) / sum(s for _, s in timed), "images"
     return Progress(
         epoch=last.get("epoch", -1) + 1,
