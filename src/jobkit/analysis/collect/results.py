@@ -45,7 +45,7 @@ from jobkit.spec.study import Plan, find_study, read_run_spec, run_folders
 OUTDATED = "a run has written to its log since the tables were: collect again"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # what is found in them is kept by their identity
 class Results:
     """The tables of a study. The columns are those of jobkit.analysis.tables.columns."""
 

@@ -8,6 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import median, mode
 from typing import Any
 
@@ -216,7 +217,22 @@ def _rated(results: Results, column: str, sizes: Sequence[Size] | None = None) -
 
 
 def _slow_nodes(results: Results, request: Size | None) -> Iterator[Caveat]:
-    """Nodes that are in slow runs only: the rates of a size split in two where they take part."""
+    """Nodes that are in slow runs only, and what the efficiency is without them."""
+    text, sound = _slow_and_sound(results)
+    base = base_of(results, request)
+    if text and request and base and {request.place, base.place} <= sound.keys():
+        ratio = math.exp(sound[request.place] - sound[base.place]) * (base.devices or 0)
+        text += f": without them parallel efficiency is {ratio / (request.devices or 1):.0%}"
+    if text:
+        yield Caveat(text, doubts=True)
+
+
+@lru_cache(maxsize=1)
+def _slow_and_sound(results: Results) -> tuple[str, dict[Any, float]]:
+    """Which nodes are in slow runs only: the rates of a size split in two where they take part.
+
+    And the logarithm of the rate of each place without them.
+    """
     runs = _rated(results, "node_list")
     logs = runs.groupby("place")["log"]
     runs["rest"] = runs["log"] - logs.transform("max")
@@ -224,7 +240,7 @@ def _slow_nodes(results: Results, request: Size | None) -> Iterator[Caveat]:
     groups = [own for own in logs.indices.values() if len(own) > 1]
     order = runs["rest"][logs.transform("size") > 1].sort_values()
     if len(order) < 3 or order.diff().max() < _SLOW_NODE / 2:
-        return
+        return "", {}
     first = int(order.diff().argmax())  # of the fast runs
     slow, fast = order[:first], order[first:]
 
@@ -236,21 +252,16 @@ def _slow_nodes(results: Results, request: Size | None) -> Iterator[Caveat]:
 
     members, drop = {*slow.index}, -math.expm1(slow.median() - fast.median())
     if len(slow) < 2 or drop < _SLOW_NODE or not (only := exclusive(members)):
-        return
+        return "", {}
     # How often as many slow runs of each size, drawn by lot, would have nodes of their own.
     lot, hits = np.random.default_rng(0), 0
     for _ in range(_DRAWS if len(order) <= _MAX_DRAWN else 0):
         drawn = (lot.choice(own, len({*own} & members), replace=False) for own in groups)
         hits += bool(exclusive({int(i) for part in drawn for i in part}))
     if hits > _BY_CHANCE * _DRAWS:
-        return
-    text = f"runs on {some(sorted(only), _SHOWN)} are {drop:.0%} slower"
+        return "", {}
     sound = runs[[not own & only for own in nodes]].groupby("place")["log"].median()
-    base = base_of(results, request)
-    if request and base and {request.place, base.place} <= {*sound.index}:
-        ratio = math.exp(sound[request.place] - sound[base.place]) * (base.devices or 0)
-        text += f": without them parallel efficiency is {ratio / (request.devices or 1):.0%}"
-    yield Caveat(text, doubts=True)
+    return f"runs on {some(sorted(only), _SHOWN)} are {drop:.0%} slower", sound.to_dict()
 
 
 def _different(
@@ -293,6 +304,7 @@ def _unsteady(results: Results, sizes: Sequence[Size]) -> Iterator[Caveat]:
         yield Caveat(text, doubts=True)
 
 
+@lru_cache(maxsize=1)  # each series asks for them
 def _curves(results: Results) -> dict[str, list[float]]:
     """By run_id: the rates of its epochs after the first, else of its windows, in their order.
 
@@ -339,6 +351,18 @@ def _drift(results: Results, compared: Sequence[Size], sizes: Sequence[Size]) ->
 
 def _nodes(results: Results, compared: Sequence[Size]) -> Iterator[Caveat]:
     """Runs that used a node at the same time; repeats on one set of nodes, another of each size."""
+    if shared := _shared(results):
+        yield Caveat(f"{shared} with others: use --exclusive", doubts=True)
+    lists = _rated(results, "node_list", compared)
+    lists["value"] = [",".join(sorted(text.split(","))) for text in lists["value"]]
+    own = lists.groupby("place")["value"]
+    if (own.nunique() == 1).all() and (own.size() > 1).any() and lists["value"].nunique() > 1:
+        yield Caveat("repeats shared their nodes: intervals are too narrow", doubts=True)
+
+
+@lru_cache(maxsize=1)
+def _shared(results: Results) -> str:
+    """How many runs used a node while another one did; empty where none."""
     needed = ["job_id", "node_list", "start_time_s", "end_time_s"]
     runs = results.runs[["run_id", "status", *needed]].dropna(subset=needed)
     each = runs.assign(node=runs["node_list"].str.split(",")).explode("node")
@@ -347,15 +371,9 @@ def _nodes(results: Results, compared: Sequence[Size]) -> Iterator[Caveat]:
     before = end.groupby(node).transform(lambda ends: ends.cummax().shift())
     after = start.groupby(node).shift(-1)
     shared = each[start.lt(before).fillna(False) | end.gt(after).fillna(False)]
-    if count := shared["run_id"][shared["status"] == "ok"].nunique():
-        which = some(sorted(shared["node"].unique()), _SHOWN)
-        text = f"{counted(count, 'run')} shared nodes ({which}) with others"
-        yield Caveat(f"{text}: use --exclusive", doubts=True)
-    lists = _rated(results, "node_list", compared)
-    lists["value"] = [",".join(sorted(text.split(","))) for text in lists["value"]]
-    own = lists.groupby("place")["value"]
-    if (own.nunique() == 1).all() and (own.size() > 1).any() and lists["value"].nunique() > 1:
-        yield Caveat("repeats shared their nodes: intervals are too narrow", doubts=True)
+    count = shared["run_id"][shared["status"] == "ok"].nunique()
+    which = some(sorted(shared["node"].unique()), _SHOWN)
+    return f"{counted(count, 'run')} shared nodes ({which})" if count else ""
 
 
 def _few(
