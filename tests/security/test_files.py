@@ -1,4 +1,4 @@
-"""FIFOs, devices, endless files and links in the place of every file that is read or written."""
+"""FIFOs, devices, endless files and links in the place of files that are read, written, locked."""
 
 import itertools
 import os
@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 
 from jobkit.analysis.cli import collect_main
+from jobkit.data.images import find_source, prepare
+from jobkit.errors import UsageError
 from jobkit.files import append_to, read_regular
 from jobkit.launch import local
 from jobkit.launch.command import LaunchRequest
 from jobkit.launch.status import main as status
 from jobkit.metric import comm
 from jobkit.outcome.logs import read_tail
-from jobkit.paths import RunPaths, read_json
+from jobkit.paths import RunPaths, StudyPaths, read_json
 from jobkit.spec.study import Plan, read_toml
 from support.fake_study import FakeRun, make_plan, whole_run
 from support.hostile import in_child
@@ -107,6 +109,28 @@ def test_nothing_is_appended_through_a_link(plan: Plan, outside: Path) -> None:
     put(paths.folder / "x", "fifo")
     with pytest.raises(OSError):
         append_to(paths.folder / "x")
+
+
+def build(folder: Path) -> None:
+    prepare(*find_source("synthetic", folder, 8, 8), lambda line: None)
+
+
+def launch(folder: Path) -> None:
+    with local.held(StudyPaths(folder)):
+        pass
+
+
+def test_a_lock_writes_to_no_file_of_elsewhere(tmp_path: Path, outside: Path) -> None:
+    """A link or a FIFO in its place is refused; what lies there keeps its content."""
+    for name, lock in (("cache/synthetic-8-8-v2.lock", build), (".launcher.lock", launch)):
+        for kind in ("fifo", str(outside / "precious")):
+            put(tmp_path / name, kind)
+            with pytest.raises(UsageError):
+                lock(tmp_path)
+        (tmp_path / name).unlink()
+        shutil.copy(outside / "precious", tmp_path / name)
+        lock(tmp_path)
+        assert (tmp_path / name).read_text() == PRECIOUS == (outside / "precious").read_text()
 
 
 def run_sh(*words, **env: str) -> "subprocess.CompletedProcess[str]":

@@ -4,6 +4,7 @@ import os
 import shutil
 import struct
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from jobkit.spec.runspec import RunSpec
 from jobkit.spec.study import Plan
 from support.fake_study import make_plan, whole_run
 from support.hostile import in_child
+from support.place import ROOT
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 ALICE, BOB, PROJECT = 54321, 54322, 54400  # users and a group without names
@@ -192,3 +194,28 @@ def test_a_folder_of_pickles_is_new(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     assert permissions.next_folder(tmp_path) == tmp_path / "8"
     assert permissions.next_folder(tmp_path / "absent") == tmp_path / "absent" / "0"
+
+
+TRAPS = ("rich", "torch", "torchvision", "submitit", "pandas", "json", "tomllib", "mine")
+PYTHON = f"{sys.executable} -m jobkit"
+
+
+def test_nothing_is_imported_from_the_current_folder_that_nobody_named(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    for name in TRAPS:
+        trace = tmp_path / f"imported-{name}"
+        (theirs / f"{name}.py").write_text(f"open({str(trace)!r}, 'w')\n")
+    with (theirs / "mine.py").open("a") as file:
+        file.write("import json, torch\nfrom torch import nn\n")
+        file.write("def make():\n    return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))\n")
+    env = {**os.environ, "JOBKIT_PYTHON": sys.executable}
+    for words, code, found in (
+        (f"{PYTHON} status", 2, []),
+        (f"{PYTHON} collect nosuch", 2, []),
+        (f"bash {ROOT}/run.sh --check --dataset synthetic", 0, []),
+        (f"{PYTHON} memory --model mine:make --strategy ddp --gpus 2", 0, ["mine"]),
+    ):
+        done = subprocess.run(words.split(), cwd=theirs, env=env, capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+        assert sorted(p.name.removeprefix("imported-") for p in tmp_path.glob("imp*")) == found
