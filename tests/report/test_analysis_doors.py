@@ -12,7 +12,7 @@ import pytest
 from jobkit.analysis.cli import collect_main, plot_main
 from jobkit.analysis.figures.style import FORMATS
 from support.fake_study import FakeRun, logs, make_plan, whole_run, whole_study
-from support.place import ROOT, until
+from support.place import ROOT, script, until
 from support.refusals import refusal
 
 
@@ -106,8 +106,7 @@ def test_plot_sh_collects_and_plots_and_ends_with_what_collect_said(tmp_path: Pa
     """Of an incomplete study; it opens the report, as there is a display."""
     opener = tmp_path / "bin" / "xdg-open"
     opener.parent.mkdir()
-    opener.write_text(f'#!/bin/sh\necho "$1" >> {tmp_path}/opened\n')
-    opener.chmod(0o755)
+    script(opener, f'#!/bin/sh\necho "$1" >> {tmp_path}/opened\n')
     whole_study("half", strategies=("ddp",), gpus=(1, 2, 4))
     plan = make_plan("half", strategies=("ddp",), gpus=(8,))
     words = ("half", "--accuracy", "0.5", "--forecast", "16")

@@ -204,7 +204,7 @@ def test_a_forecast_begins_where_the_measured_ends_and_widens() -> None:
 
 
 def test_the_breakdown_stacks_to_the_iteration() -> None:
-    plan = realistic_study("s", sizes=(1, "2x4"), repeats=1)
+    plan = realistic_study(sizes=(1, "2x4"), repeats=1)
     figure = made(why_figure(collect("s", write=False)))
     above = figure.axes[0]
     bars = [[p for p in above.patches if round(p.get_x() + 0.37) == i] for i in range(2)]

@@ -35,7 +35,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JOBKIT_LOGS", str(folder))
-        realistic_study("s", sizes=(1, 2, 4, "4x4"))
+        realistic_study(sizes=(1, 2, 4, "4x4"))
         results = collect("s")
         found, _ = forecasts(results, (64,))
         drawn = draw(results, found)
@@ -87,9 +87,7 @@ SCRIPT = (
 )
 
 
-def test_the_page_fits_a_phone_a_desk_and_paper_and_is_dark_in_the_dark(
-    report: Path, tmp_path: Path
-) -> None:
+def test_the_page_fits_phone_desk_and_paper_and_is_dark_in_the_dark(report, tmp_path) -> None:
     text, dark = report.read_text(), "--blink-settings=preferredColorScheme=0"
     printed = text.replace("@media print", "@media all")
     pages = [(text, 390), (text, 1200), (printed, PAPER_PX + 17)]

@@ -35,7 +35,6 @@ def rate(spec: RunSpec) -> float:
 
 
 def epoch_fields(spec: RunSpec, epoch: int) -> dict[str, Any]:
-    """The fields of an epoch's record."""
     images, images_per_s = TRAIN_SAMPLES, rate(spec)
     return {
         "epoch": epoch,
@@ -54,7 +53,6 @@ def epoch_fields(spec: RunSpec, epoch: int) -> dict[str, Any]:
 
 
 def start_fields(spec: RunSpec) -> dict[str, Any]:
-    """The fields of run_start."""
     return {
         "spec": spec.differences(),
         "world_size": spec.world_size,
@@ -93,7 +91,6 @@ class FakeRun:
         self.writer = Writer(**self._names, rank=0, path=path, log=self._log)
 
     def print(self, text: str) -> None:
-        """Print a line of other text into the log."""
         self._log.write(text + "\n")
 
     def begin(self, start: dict[str, Any] | None = None) -> "FakeRun":
@@ -128,7 +125,6 @@ class FakeRun:
         return self.flush()
 
     def flush(self) -> "FakeRun":
-        """Append all that was printed to train.log."""
         with self.paths.log.open("a") as log:
             log.write(self._log.getvalue())
         self._log.seek(0)
@@ -136,7 +132,6 @@ class FakeRun:
         return self
 
     def why(self, records: Sequence[dict[str, Any]]) -> None:
-        """Leave the why records of all ranks."""
         for rank, fields in enumerate(records):
             path = self.paths.metrics_of_rank(self.attempt, rank, "w")
             writer = Writer(**self._names, rank=rank, path=path, log=None)
@@ -159,12 +154,10 @@ def whole_study(name: str = "s", **fields: Any) -> Plan:
     return plan
 
 
-# A study as a cluster would leave it: 1 to 64 GPUs, three strategies, noise, a run out of memory.
-# The numbers follow a simple machine: compute that shrinks with the ranks, an all-reduce that does
-# not, some wait for data, and nodes of four GPUs.
+# A study as a cluster would leave it: three strategies, noise, a run out of memory. Compute shrinks
+# with the ranks, an all-reduce does not, and nodes have four GPUs.
 
 SAMPLES = 1_281_167
-SIZES = (1, 2, 4, "2x4", "4x4", "8x4", "16x4")
 # Seconds of an iteration: communication of two ranks, overhead; how uneven the ranks' compute is.
 MACHINE = {"ddp": (0.011, 0.004, 0.01), "fsdp": (0.021, 0.009, 0.01), "pp": (0.016, 0.006, 0.12)}
 
@@ -201,64 +194,39 @@ def made_up_step(spec: RunSpec) -> list[dict[str, Any]]:
     """What an iteration of a run takes, always the same for the same spec."""
     n, chance = spec.world_size, random.Random(f"{spec.strategy} {spec.world_size} {spec.repeat}")
     communication, overhead, bubble = MACHINE[spec.strategy]
-    own = 2.9 / n if spec.scaling == "strong" else 0.18
-    uneven = bubble if n > 1 else 0.0
-    compute = [own * (1 + uneven * chance.random()) for _ in range(n)]
+    compute = [2.9 / n * (1 + bubble * (n > 1) * chance.random()) for _ in range(n)]
     other = [overhead * (1 + 0.1 * chance.random()) for _ in range(n)]
     waits = [0.002 + 0.0015 * chance.random() * spec.nodes for _ in range(n)]
     exposed = communication * (2 * (n - 1) / n) * (1 + 0.25 * spec.nodes**0.5)
-    return profiled(compute, waits, other, exposed if n > 1 else 0.0)
+    return profiled(compute, waits, other, exposed)
 
 
 def _epoch(spec: RunSpec, epoch: int) -> dict[str, Any]:
-    """An epoch's record; large global batches learn less from it."""
-    chance = random.Random(f"{spec.strategy} {spec.world_size} {spec.repeat} {epoch}")
     batch, made = spec.steps_batch_size, made_up_step(spec)
-    parts = made[0]["parts"][0]
-    step = parts[0] * (1 + 0.01 * chance.random())
+    chance = random.Random(f"{spec.strategy} {spec.world_size} {spec.repeat} {epoch}")
+    step = made[0]["parts"][0][0] * (1 + 0.01 * chance.random())
     iterations = SAMPLES // batch
-    progress = (epoch + 1) / (1 + batch / 40_000)
-    loss = 0.9 + 5.5 / (1 + 0.9 * progress) + 0.02 * chance.random()
-    # Of parameters, gradients and optimizer state; and what grows with the batch.
-    held = {"ddp": 1.0, "pp": 2 / (1 + spec.world_size), "fsdp": 1 / spec.world_size}
-    memory = 14_000 * held[spec.strategy] + 90_000 * batch / spec.world_size / 2048
     return epoch_fields(spec, epoch) | {
         "iterations": iterations,
-        "train_loss": loss - 0.1,
-        "val_loss": loss,
-        "val_accuracy": 1 - loss / 7.2,
         "epoch_time_s": iterations * step,
         "timed_images": iterations * batch,
         "images_per_s": batch / step,
         "data_wait_s": iterations * sum(r["parts"][0][3] for r in made) / len(made),
-        "peak_memory_mib": memory,
     }
 
 
-def leave_run(plan: Plan, run_id: str) -> None:
-    """A run of the plan; one on a single rank is out of memory."""
-    spec = plan.runs[run_id]
-    hosts = ",".join(f"node{i}" for i in range(spec.nodes))
-    start = start_fields(spec) | {"device": "NVIDIA H100 80GB HBM3", "device_type": "cuda"}
-    start |= {"train_samples": SAMPLES, "test_samples": 50_000, "node_list": hosts}
-    start |= {"backend": "nccl"}
-    run = FakeRun(plan.paths.folder, run_id, spec, epoch=_epoch).begin(start)
-    if (spec.strategy, spec.world_size, spec.repeat) == ("pp", 1, 2):
-        reason = "rank 0: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
-        run.end("failed", reason, 1)
-        return
-    run.why(made_up_step(spec))
-    run.train(*range(spec.epochs)).end()
-
-
-def realistic_study(
-    name: str = "scaling", sizes: Sequence[int | str] = SIZES, repeats: int = 3, **settings: Any
-) -> Plan:
-    """The study under $JOBKIT_LOGS; strong scaling unless batch_size_per_rank is given."""
-    batch = {} if "batch_size_per_rank" in settings else {"global_batch_size": 2048}
-    settings = {"model": "resnet18", "precision": "bf16", "epochs": 8} | batch | settings
-    strategies = ("ddp", "fsdp", "pp")
-    plan = make_plan(name, strategies=strategies, gpus=sizes, repeats=repeats, settings=settings)
-    for run_id in plan.runs:
-        leave_run(plan, run_id)
+def realistic_study(sizes: Sequence[int | str], repeats: int = 3) -> Plan:
+    """The study s under $JOBKIT_LOGS; one of its runs on a single rank is out of memory."""
+    settings = {"model": "resnet18", "precision": "bf16", "epochs": 8, "global_batch_size": 2048}
+    plan = make_plan(strategies=tuple(MACHINE), gpus=sizes, repeats=repeats, settings=settings)
+    for run_id, spec in plan.runs.items():
+        start = start_fields(spec) | {"device": "NVIDIA H100 80GB HBM3", "device_type": "cuda"}
+        start |= {"train_samples": SAMPLES, "backend": "nccl"}
+        start |= {"node_list": ",".join(f"node{i}" for i in range(spec.nodes))}
+        run = FakeRun(plan.paths.folder, run_id, spec, epoch=_epoch).begin(start)
+        if (spec.strategy, spec.world_size, spec.repeat) == ("pp", 1, 2):
+            run.end("failed", "rank 0: torch.OutOfMemoryError: CUDA out of memory", 1)
+        else:
+            run.why(made_up_step(spec))
+            run.train(*range(spec.epochs)).end()
     return plan

@@ -8,7 +8,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def until(condition: Callable[[], object], what: str = "it", timeout: float = 900) -> None:
-    """Wait until the condition holds."""
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, f"{what}: did not happen within {timeout:g} s"
@@ -16,7 +15,6 @@ def until(condition: Callable[[], object], what: str = "it", timeout: float = 90
 
 
 def script(path: Path, text: str) -> Path:
-    """Write a program that can be executed."""
     path.write_text(text)
     path.chmod(0o755)
     return path

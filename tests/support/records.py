@@ -24,6 +24,5 @@ def records_of(path: Path, kind: str = "") -> list[Record]:
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file, by their columns."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))

@@ -20,7 +20,6 @@ def refusal(main: Callable[[Sequence[str]], int], words: Sequence[str], capsys: 
 
 
 def error_of(function: Callable[..., object], *words: object, **more: object) -> str:
-    """The text of the UsageError that a function raises."""
     with pytest.raises(UsageError) as caught:
         function(*words, **more)
     return str(caught.value)

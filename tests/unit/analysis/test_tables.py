@@ -27,7 +27,7 @@ def same(one: Results, other: Results) -> None:
 
 def test_the_logs_are_read_by_collect_alone(capsys: pytest.CaptureFixture[str]) -> None:
     """Options of collect hold for plot, and so do the problems that collect found."""
-    plan = realistic_study("s", sizes=(1, "2x4"), repeats=2)
+    plan = realistic_study(sizes=(1, "2x4"), repeats=2)
     run_id = next(iter(plan.runs))
     log = plan.paths.run(run_id).log
     log.write_text(log.read_text() + "[METRIC] {torn\n")
