@@ -142,9 +142,7 @@ def test_each_rank_has_its_place_and_the_whole_command(cluster, kit, jobs, launc
         ("count", ("COMPLETED", "0:0"), ["preempted", "ok"]),
     ],
 )
-def test_attempts_end_as_they_must_and_so_does_the_job(
-    cluster, kit: Checkout, jobs, name: str, job: tuple[str, str], attempts: list[str]
-) -> None:
+def test_attempts_and_the_job_end_as_they_must(cluster, kit, jobs, name, job, attempts) -> None:
     """A rank that crashes, and the others with it; two runs in one allocation; the stop signal."""
     assert ended(cluster, jobs, name) == {job}
     runs = kit.runs(name)
@@ -158,15 +156,11 @@ def test_attempts_end_as_they_must_and_so_does_the_job(
         assert "requeueing job" in paths.log.read_text()
 
 
-def test_all_in_one_allocation_goes_on_after_a_requeue_with_what_is_left(
-    cluster, kit, jobs
-) -> None:
+def test_an_allocation_goes_on_after_a_requeue_with_what_is_left(cluster, kit, jobs) -> None:
     """Each of the two runs is stopped once; the first one is ok as the second one is stopped."""
+    runs = (kit.folder / "logs" / "sweep").glob
     for count in (1, 2):
-        until(
-            lambda n=count: len([*(kit.folder / "logs" / "sweep").glob("*/ready-0-0")]) == n,
-            f"run {count}",
-        )
+        until(lambda n=count: len([*runs("*/ready-0-0")]) == n, f"run {count}")
         cluster.run("scancel", "--signal=USR2", jobs["sweep"][0])
     assert ended(cluster, jobs, "sweep") == {("COMPLETED", "0:0")}
     assert [statuses(paths) for paths in kit.runs("sweep")] == [["preempted", "ok"]] * 2

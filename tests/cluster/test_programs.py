@@ -49,9 +49,8 @@ def collected(cluster, kit: Checkout, name: str, jobs: list[str]) -> list[dict[s
         cluster.wait(job_id)
     folder = kit.folder / "logs" / name
     write_report(collect(str(folder)), [])
-    return sorted(
-        rows_of(folder / "results.csv"), key=lambda row: (row["series"], int(row["world_size"]))
-    )
+    order = lambda row: (row["series"], int(row["world_size"]))  # noqa: E731
+    return sorted(rows_of(folder / "results.csv"), key=order)
 
 
 def test_a_meter_is_read_else_the_wall_time_counts_and_a_crash_is_told(cluster, kit) -> None:

@@ -4,7 +4,6 @@ import os
 import socket
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -66,9 +65,7 @@ def test_a_launcher_is_ended_in_its_own_study_only(plan, whose, tmp_path, capsys
         *((word, "17|{uid}|theirs", False) for word in ("--state=RUNNING", "17 18", "17\n")),
     ],
 )
-def test_only_own_jobs_of_the_study_are_ended(
-    plan: Plan, tmp_path: Path, monkeypatch: Any, job_id: str, shown: str, ended: bool
-) -> None:
+def test_own_jobs_alone_are_ended(plan, tmp_path, monkeypatch, job_id, shown, ended) -> None:
     calls, place = tmp_path / "calls", tmp_path / "bin"
     place.mkdir()
     calls.touch()

@@ -47,9 +47,7 @@ def test_a_run_is_of_the_launcher_whose_key_it_has_whatever_the_clock(jump, key,
 
 @pytest.mark.parametrize("name", ['it\'s a "b"', "$(id) `id` $HOME", "dänisch \u2603"])
 @pytest.mark.parametrize(("repeats", "log"), [(1, "17_0_log.out"), (3, "17_3_0_log.out")])
-def test_slurm_writes_its_log_into_a_folder_of_any_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, repeats: int, log: str
-) -> None:
+def test_slurms_log_is_in_a_folder_of_any_name(tmp_path, monkeypatch, name, repeats, log) -> None:
     monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / name / "logs"))
     plan = Study(name="s", strategies=("ddp",), gpus=(2,), repeats=repeats).expand()
     (batch,) = make_batches(plan, list(plan.runs), Site(name="here"), LaunchRequest())

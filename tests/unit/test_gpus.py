@@ -16,7 +16,7 @@ MIG = "GPU 0: NVIDIA A100 (UUID: GPU-a)\n" + "".join(
 )
 AMD_SMI = "GPU: 0\n    BDF: 0000:c1:00.0\n    UUID: x\n\nGPU: 1\n    BDF: 0000:c6:00.0\n"
 ROCM_SMI = (
-    "==== ROCm ====\nGPU[0]\t\t: Device Name: MI250\nGPU[0]\t\t: Device ID: 0x740c\nGPU[1]\t: x\n"
+    "==== ROCm ====\nGPU[0]\t\t: Device Name: MI250\nGPU[0]\t\t: Device ID: 0x7\nGPU[1]\t: x\n"
 )
 CUDA, HIP, ROCR = (f"{name}_VISIBLE_DEVICES" for name in ("CUDA", "HIP", "ROCR"))
 
@@ -37,9 +37,7 @@ def test_gpus_that_are_visible(tmp_path, monkeypatch) -> None:
         ("amd-smi", AMD_SMI, {ROCR: "1"}, 1),
         ("amd-smi", AMD_SMI, {CUDA: "1"}, 1),
     ):
-        command = tmp_path / name
-        command.write_text(f"#!/bin/sh\ncat <<'END'\n{text}END\n")
-        command.chmod(0o755)
+        command = script(tmp_path / name, f"#!/bin/sh\ncat <<'END'\n{text}END\n")
         case = f"{name} {text} {variables}"
         assert count_gpus(variables) == count, case
         command.write_text("no program")

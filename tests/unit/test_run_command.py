@@ -98,22 +98,19 @@ STOPPED = "rank 1: ended by the stop signal, SIGUSR2, which the command does not
 
 
 @place
-@pytest.mark.parametrize(
-    ("code", "exits", "status", "reason"),
-    [
+def test_how_a_rank_ended_is_told(run: Kit, place: str) -> None:
+    two = [] if PLACES[place] else ["--nproc-per-node", "2"]
+    for number, (code, exits, status, reason) in enumerate((
         ("3", 3, "failed", "rank 1: exit code 3"),
         ("75", 75, "preempted", "rank 1: exit code 75"),
         ("os.kill(os.getpid(), 9)", 137, "failed", "rank 1: ended by SIGKILL"),
         ("os.kill(os.getpid(), 12)", 140, "failed", STOPPED),
-    ],
-)
-def test_how_a_rank_ended_is_told(run, place, code, exits, status, reason) -> None:
-    two = [] if PLACES[place] else ["--nproc-per-node", "2"]
-    text = f"import os, sys; sys.exit({code} if os.environ['RANK'] == '1' else 0)"
-    done = run(*two, "--max-restarts", "0", "--", sys.executable, "-c", text, **PLACES[place])
-    assert done.returncode == exits, done.stderr
-    outcome = run.outcome()
-    assert [outcome[k] for k in ("exit_code", "status", "reason")] == [exits, status, reason]
+    )):  # fmt: skip
+        text = f"import os, sys; sys.exit({code} if os.environ['RANK'] == '1' else 0)"
+        done = run(*two, "--max-restarts", "0", "--", sys.executable, "-c", text, **PLACES[place])
+        assert done.returncode == exits, done.stderr
+        outcome = run.outcome(number)
+        assert [outcome[k] for k in ("exit_code", "status", "reason")] == [exits, status, reason]
 
 
 def test_a_shells_own_file_is_read_before_the_launch_alone(run: Kit) -> None:

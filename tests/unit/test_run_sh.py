@@ -79,21 +79,18 @@ def test_words_that_cannot_be_started_are_refused(monkeypatch: pytest.MonkeyPatc
                 start.read_run([str(RUN), "0", "0", *words.split(" ")])
 
 
-@pytest.mark.parametrize(
-    ("words", "extra", "message"),
-    [
+def test_what_cannot_be_started_is_one_line_and_2(run: Fake) -> None:
+    for words, extra, message in (
         ("", {"NO_TORCH": "1"}, "has no torch and torchvision: run 'make venv' once"),
         ("", {"JOBKIT_PYTHON": "no-such", **IN_JOB}, "no 'no-such' on PATH: run 'make venv' once"),
         ("--epochs 0", IN_JOB, "epochs"),  # what the payload says of its settings
         ("--run-dir /etc/passwd/run", {}, "is not writable: choose another with --run-dir"),
         ("", {"JOBKIT_HOST_PYTHON": "no-such"}, "(tried no-such): name one with JOBKIT_HOST"),
-    ],
-)
-def test_what_cannot_be_started_is_one_line_and_2(run, words, extra, message) -> None:
-    done = run(*words.split(), **extra)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert done.stderr.startswith("jobkit: error: ") and message in done.stderr
-    assert not run.run_dir.exists() and "--attempt" not in str(run.calls())
+    ):
+        done = run(*words.split(), **extra)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1
+        assert done.stderr.startswith("jobkit: error: ") and message in done.stderr
+        assert not run.run_dir.exists() and "--attempt" not in str(run.calls())
 
 
 def test_one_rank_per_gpu_that_is_visible(run: Fake) -> None:
@@ -135,9 +132,8 @@ def test_what_only_looks_makes_no_folder(run: Fake) -> None:
     assert not run.run_dir.exists() and "--attempt" not in str(run.calls())
 
 
-def test_the_checkouts_python_stands_in_for_one_without_torch(
-    tmp_path, monkeypatch, capsys
-) -> None:
+def test_the_checkouts_python_stands_in(tmp_path, monkeypatch, capsys) -> None:
+    """For one without torch."""
     ours = tmp_path / ".venv" / "bin" / "python"
     ours.parent.mkdir(parents=True)
     script(ours, "#!/bin/sh\nexit $OWN\n")
@@ -162,32 +158,28 @@ def test_the_checkouts_python_stands_in_for_one_without_torch(
         assert (run.python, capsys.readouterr().err) == taken
 
 
-@pytest.mark.parametrize(
-    ("code", "outcome", "expected"),
-    [
+def test_the_outcome_decides_the_exit_code(run: Fake) -> None:
+    for code, outcome, expected in (
         ("1", "75", 75),  # the launcher knows only that a rank ended badly
         ("0", "2", 2),  # ranks end with 0 on bad input, to spare the reader a traceback
         ("9", "", 9),
         ("1", '{"status": "x"}', 1),
         ("1", "0", 0),  # all results are there
-    ],
-)
-def test_the_outcome_decides_the_exit_code(run, code, outcome, expected) -> None:
-    done = run(CODE=code, OUTCOME=outcome)
-    assert done.returncode == expected
-    said = "warning: the launcher ended with code 1 after the run had recorded"
-    assert (said in done.stderr) == ((code, outcome) == ("1", "0"))
+    ):
+        done = run(CODE=code, OUTCOME=outcome)
+        assert done.returncode == expected
+        said = "warning: the launcher ended with code 1 after the run had recorded"
+        assert (said in done.stderr) == ((code, outcome) == ("1", "0"))
 
 
-@pytest.mark.parametrize(
-    ("outcome", "pod", "code"), [("0", "", 143), ("0", "1", 0), ("75", "1", 75)]
-)
-def test_the_end_on_request_reaches_the_launcher_and_the_code(run, outcome, pod, code) -> None:
-    with run.start(SLEEP="1", OUTCOME=outcome, JOBKIT_POD=pod) as process:
-        assert process.stdout and "asleep\n" in process.stdout  # reads up to that line
-        process.terminate()
-        assert process.wait(100) == code
-    assert "ended by TERM" in run.notes.read_text()
+def test_the_end_on_request_reaches_the_launcher_and_the_code(run: Fake) -> None:
+    for outcome, pod, code in (("0", "", 143), ("0", "1", 0), ("75", "1", 75)):
+        with run.start(SLEEP="1", OUTCOME=outcome, JOBKIT_POD=pod) as process:
+            assert process.stdout and "asleep\n" in process.stdout  # reads up to that line
+            process.terminate()
+            assert process.wait(100) == code
+        assert "ended by TERM" in run.notes.read_text()
+        run.notes.unlink()
 
 
 def test_in_an_allocation_srun_starts_the_payload(run: Fake) -> None:
@@ -202,31 +194,28 @@ def test_in_an_allocation_srun_starts_the_payload(run: Fake) -> None:
     assert call[at + 3 : at + 5] == ["--epochs", "2"]
 
 
-@pytest.mark.parametrize(
-    ("variables", "said", "unsaid"),
-    [
+def test_srun_binds_no_rank_away_from_its_peers(run: Fake) -> None:
+    for variables, said, unsaid in (
         ({"SLURM_GPUS_PER_TASK": "1"}, "--gpu-bind=none", "closest"),
         ({"SLURM_GPUS_PER_TASK": "1", "SLURM_GPU_BIND": "closest"}, "CPU_BIND=none", "--gpu-bind"),
         ({"SLURM_CPU_BIND": "x"}, "CPU_BIND=x", "--gpu-bind"),
         ({"SLURM_CPU_BIND": "x", "SLURM_STEP_ID": "4294967290"}, "CPU_BIND=none", "--gpu-bind"),
-    ],
-)
-def test_srun_binds_no_rank_away_from_its_peers(run, variables, said, unsaid) -> None:
-    run(SLURM_JOB_ID="7", **variables)
-    words = " ".join(run.calls()[-1])
-    assert said in words and unsaid not in words
+    ):
+        run(SLURM_JOB_ID="7", **variables)
+        words = " ".join(run.calls()[-1])
+        assert said in words and unsaid not in words
 
 
-@pytest.mark.parametrize(
-    ("tasks", "step", "words", "ranks"),
-    [("2", "", [], 2), ("2", "0", [], 4), ("", "", [], 4), ("2", "", ["--ntasks-per-node=3"], 3)],
-)
-def test_ranks_are_the_tasks_that_the_job_asked_for(tasks, step, words, ranks, monkeypatch) -> None:
+def test_ranks_are_the_tasks_that_the_job_asked_for(monkeypatch) -> None:
     """run.sh's header, --ntasks-per-node=4, is a bound beside `sbatch --ntasks=2`."""
-    job = {**IN_JOB, "SLURM_NTASKS_PER_NODE": "4", "SLURM_NTASKS": tasks, "SLURM_STEP_ID": step}
-    for name, value in job.items():
-        monkeypatch.setenv(name, value)
-    assert start.read_run(["run.sh", "0", "0", *words]).ranks == ranks
+    for tasks, step, words, ranks in (
+        *(("2", "", [], 2), ("2", "0", [], 4), ("", "", [], 4)),
+        ("2", "", ["--ntasks-per-node=3"], 3),
+    ):
+        job = {**IN_JOB, "SLURM_NTASKS_PER_NODE": "4", "SLURM_NTASKS": tasks, "SLURM_STEP_ID": step}
+        for name, value in job.items():
+            monkeypatch.setenv(name, value)
+        assert start.read_run(["run.sh", "0", "0", *words]).ranks == ranks
     # srun would refuse the number of a job of `sbatch --ntasks-per-gpu` beside it.
     assert start.step_environment({"SLURM_NTASKS_PER_GPU": "1", "A": "b"}) == {"A": "b"}
 
@@ -241,11 +230,8 @@ sys.exit(supervise.main(sys.argv[1:]))
 
 def test_a_run_that_has_ended_does_not_wait_for_an_srun_that_does_not(run: Fake) -> None:
     """srun waits for a node that it cannot reach; the limits of 5 and 90 s are short ones here."""
-    run.tool(
-        "srun",
-        '#!/bin/bash\nprintf \'{"exit_code": 0, "status": "ok"}\\n\' '
-        '> "$RUN_DIR/attempts/0/outcome.json"\nexec /bin/sleep 60\n',
-    )
+    ends = """echo '{"exit_code": 0, "status": "ok"}' > "$RUN_DIR/attempts/0/outcome.json"\n"""
+    run.tool("srun", f"#!/bin/bash\n{ends}exec /bin/sleep 60\n")
     words = [sys.executable, "-c", IMPATIENT, str(RUN), "0", "0", "--run-dir", str(run.run_dir)]
     env = run.environ(SLURM_JOB_ID="5", RUN_DIR=str(run.run_dir), PYTHONPATH=str(ROOT / "src"))
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=300)

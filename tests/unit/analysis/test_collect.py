@@ -176,12 +176,6 @@ def test_every_field_of_an_epoch_and_of_a_drill_has_a_column_and_none_has_two() 
     assert names["drill"] == [field.name for field in fields(Row)]
 
 
-def test_runs_of_different_commands_are_no_repeats_of_each_other() -> None:
-    commands = ("fit.py --batch 4", "fit.py --batch 64", "fit.py --batch 4", "python two.py")
-    specs = {str(n): CommandSpec(command=tuple(c.split())) for n, c in enumerate(commands)}
-    assert list(series_labels(specs).values()) == ["fit", "fit (variant 2)", "fit", "two"]
-
-
 def test_what_was_decided_is_in_the_tables_and_contradicts_no_plan() -> None:
     """The last one has not begun."""
     decided = (("bf16", "tf32"), ("bf16", "tf32"))

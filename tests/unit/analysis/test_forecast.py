@@ -1,7 +1,6 @@
 """Forecasts: intervals that hold, nothing impossible; measured links and what a step sends."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,26 +32,22 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "per_node"),
-    [*((name, None) for name in ODD), ("sizes from 6 on", 1), ("above ideal", 4)],
-)
-def test_odd_curves_have_a_forecast_in_order_and_below_ideal_or_a_reason(
-    name: str, per_node
-) -> None:
+def test_odd_curves_have_a_forecast_in_order_and_below_ideal_or_a_reason() -> None:
     """Fitted laws gave a speed-up of -189, and an OverflowError."""
-    sizes, rates = ODD[name]
-    found = Prediction(sizes, rates, per_node=per_node)
-    # Ideal is the best that was measured; an interval has the noise of a run beyond it.
-    gained = max(rate / n for n, rate in zip(sizes, rates, strict=True)) / rates[0] * sizes[0]
-    for ranks in (max(sizes) + 1, 4 * max(sizes), 1000 * max(sizes)):
-        shown = found.speed_up(ranks), found.rate(ranks)
-        assert all(0 < low <= value <= high < np.inf for value, low, high in shown)
-        if name != "a huge noise":
-            assert shown[0][0] <= 1.02 * gained * ranks / sizes[0]
-            assert shown[0][2] <= 1.2 * gained * ranks / sizes[0]
-        widest = max(high / low for _, low, high in shown)
-        assert bool(found.refused(ranks)) == (widest > MAX_FACTOR)
+    plain = ((name, None) for name in ODD)
+    for name, per_node in (*plain, ("sizes from 6 on", 1), ("above ideal", 4)):
+        sizes, rates = ODD[name]
+        found = Prediction(sizes, rates, per_node=per_node)
+        # Ideal is the best that was measured; an interval has the noise of a run beyond it.
+        gained = max(rate / n for n, rate in zip(sizes, rates, strict=True)) / rates[0] * sizes[0]
+        for ranks in (max(sizes) + 1, 4 * max(sizes), 1000 * max(sizes)):
+            shown = found.speed_up(ranks), found.rate(ranks)
+            assert all(0 < low <= value <= high < np.inf for value, low, high in shown), name
+            if name != "a huge noise":
+                assert shown[0][0] <= 1.02 * gained * ranks / sizes[0]
+                assert shown[0][2] <= 1.2 * gained * ranks / sizes[0]
+            widest = max(high / low for _, low, high in shown)
+            assert bool(found.refused(ranks)) == (widest > MAX_FACTOR)
 
 
 def test_two_sizes_are_refused_and_the_same_runs_give_the_same() -> None:
@@ -268,9 +263,8 @@ def test_the_speed_up_of_a_forecast_is_over_the_base_of_the_study() -> None:
     assert ddp.sizes == {8: 2}  # as full as the fullest that was measured
 
 
-def test_the_command_takes_measured_links_and_the_work_of_a_project(
-    modelled_study, tmp_path: Path, monkeypatch, capsys
-) -> None:
+def test_the_command_takes_links_and_work(modelled_study, tmp_path, monkeypatch, capsys) -> None:
+    """Measured links, and the work of a project."""
     # The figures take seconds, and are not what this is about.
     monkeypatch.setattr("jobkit.analysis.figures.draw.draw", lambda *_: [])
     path = tmp_path / "comm.csv"  # two ranks of one node, on a link as FAST

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from jobkit.analysis.collect.lines import observed_metrics
 from jobkit.analysis.collect.records import RunRecords, read_run
 from jobkit.analysis.collect.results import collect
@@ -60,20 +58,15 @@ WHOLE, LOSSY = ([window(n, 1.0) for n in ends] for ends in ((10, 20, 30, 40), (1
 LOST = [(10, 200, 10, 1.0), (30, None, 20, 2.0), (40, None, 10, 1.0)]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "steps"),
-    [
+def test_ranks_share_what_lies_between_the_steps_at_which_all_ended_a_window() -> None:
+    for ranks, steps in (
         # Each spaces its windows by its own clock; a rate of parts of them would be too low.
         ((LONG, [window(10, 1.0), *OTHER]), [(10, 200, 10, 1.0), (40, 600, 30, 3.5)]),
         # A lost window of one rank leaves its work unknown.
         ((WHOLE, LOSSY), LOST),
         ((LOSSY, WHOLE), LOST),
-    ],
-)
-def test_ranks_share_what_lies_between_the_steps_at_which_all_ended_a_window(
-    ranks: tuple[Windows, Windows], steps: list[Any]
-) -> None:
-    assert [(o.step, o.work, o.steps, o.time_s) for o in observed(*ranks).steps] == steps
+    ):
+        assert [(o.step, o.work, o.steps, o.time_s) for o in observed(*ranks).steps] == steps
 
 
 def test_windows_of_all_attempts_and_ranks_count_and_those_of_another_run_do_not(tmp_path) -> None:
@@ -188,9 +181,9 @@ VALUES = [{f"n{i}": i} for i in range(9)]
 RATE = {"step": 10, "tokens_per_s": 4000.0}
 
 
-@pytest.mark.parametrize(
-    ("records", "says"),
-    [
+def test_lines_that_are_in_no_table_are_counted_and_named() -> None:
+    records: list[dict[str, Any]]
+    for records, says in (
         ([{"step": 1, "lr": 2.0}, {"note": "x"}], "2 [METRIC] lines are in no table (lr, note)"),
         ([{"step": 5}], "1 [METRIC] line is in no table (step)"),
         (VALUES, "9 [METRIC] lines are in no table (n0, n1, n2, n3, n4, ...)"),
@@ -198,9 +191,5 @@ RATE = {"step": 10, "tokens_per_s": 4000.0}
         # Beside epochs that the run records itself.
         ([{"v": 1, "kind": "epoch", "epoch": 1}, {"epoch": 1, "loss": 2}],
          "1 [METRIC] line is in no table (loss)"),
-    ],
-)  # fmt: skip
-def test_lines_that_are_in_no_table_are_counted_and_named(
-    records: list[dict[str, Any]], says: str
-) -> None:
-    assert unused_lines(RunRecords(records), observed_metrics([RATE], 1, {})) == says
+    ):  # fmt: skip
+        assert unused_lines(RunRecords(records), observed_metrics([RATE], 1, {})) == says

@@ -53,11 +53,8 @@ def test_a_part_that_fails_stops_no_other_and_the_logs_are_packed(check) -> None
     assert code == 4 and out.index("FAILED epoch: exit code 4") < out.index("ok     verify: ")
     assert "MISSED memory predicted / measured: 0.5" in out and "note cores: 2" in out
     assert "1 failed: epoch\n" in out and out.endswith(f"send back: {folder}.tar.gz\n")
-    calls = (folder.parent / "stub" / "calls").read_text()
-    assert (
-        "torch.distributed.run --standalone --nproc-per-node=2 -m jobkit.checks.gpu --device cuda"
-        in calls
-    )
+    ranks = "run --standalone --nproc-per-node=2 -m jobkit.checks.gpu --device cuda"
+    assert ranks in (folder.parent / "stub" / "calls").read_text()
     (folder / "stop" / "checkpoints").mkdir(parents=True)
     for name in ("stop/checkpoints/0.distcp", "stop/job.sh", "stop/a.pkl"):
         (folder / name).write_text("s3cr3t")
@@ -83,12 +80,8 @@ def test_one_gpu_has_nobody_to_talk_to_but_that_of_another_node(check) -> None:
 
 def test_an_environment_that_cannot_work_ends_it_at_once(check) -> None:
     code, out, _ = check(preflight="FAULT gpus: too old; fix: install a torch")
-    assert (
-        code == 2
-        and "fix: install a torch" in out
-        and "nothing else can run before this is mended" in out
-    )
-    assert "verify" not in out and "send back" in out
+    assert code == 2 and "fix: install a torch" in out and "verify" not in out
+    assert "nothing else can run before this is mended" in out and "send back" in out
 
 
 def test_refusals(check) -> None:

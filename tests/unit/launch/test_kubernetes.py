@@ -165,9 +165,5 @@ def test_a_job_whose_pods_become_no_ranks_is_refused_by_each_rule(tmp_path, caps
     (tmp_path / "bad.yaml").write_text(TUTORIAL)
     assert check_k8s([str(tmp_path / "bad.yaml")]) == 2
     assert capsys.readouterr().out.count("bad.yaml: error: ") == 5
-    for text, said in (
-        ("", "has no Job"),
-        ("a: [", "not valid"),
-        ("kind: Job", "is no"),
-    ):
+    for text, said in ("", "has no Job"), ("a: [", "not valid"), ("kind: Job", "is no"):
         assert [said in why for _, why in check(text)] == [True]

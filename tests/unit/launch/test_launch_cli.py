@@ -37,24 +37,19 @@ def test_a_folder_of_given_logs_takes_no_plan(logs: Path, where: list[str], caps
     assert not (logs / "strong" / "plan.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "asked"),
-    [
+def test_gpus_are_asked_for_without_a_profile(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")  # of a machine without Slurm
+    study = ["--study", "demo", "--site", "slurm", "--dry-run", "--strategies", "ddp"]
+    for words, asked in (
         ("--gpus-per-node 2", ["--gpus-per-node=1", "--gpus-per-node=2"]),
         ("--sbatch --gpus-per-node=2", ["--gpus-per-node=2"] * 2),
         ("--device cpu --gpus-per-node 2", []),
-        ("", None),  # a training that asks for no GPU is refused, unless on the CPU
-    ],
-)
-def test_gpus_are_asked_for_without_a_profile(words, asked, monkeypatch, capsys) -> None:
-    monkeypatch.setenv("PATH", "/nonexistent")  # of a machine without Slurm
-    study = ["--study", "demo", "--site", "slurm", "--dry-run", "--strategies", "ddp"]
-    assert cli.main([*study, *words.split()]) == (2 if asked is None else 0)
-    said = capsys.readouterr()
-    if asked is None:
-        assert "--gpus-per-node N" in said.err and said.err.count("\n") == 1
-    else:
-        assert re.findall("^#SBATCH (--(?:gpus|gres).*)", said.out, re.MULTILINE) == asked
+    ):
+        assert cli.main([*study, *words.split()]) == 0
+        said = capsys.readouterr().out
+        assert re.findall("^#SBATCH (--(?:gpus|gres).*)", said, re.MULTILINE) == asked
+    # A training that asks for no GPU is refused, unless on the CPU.
+    assert "--gpus-per-node N" in refusal(cli.main, study, capsys)
 
 
 def test_a_dry_run_needs_no_controller(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -150,14 +145,12 @@ def test_a_script_that_is_not_there_is_refused_for_slurm_too(capsys) -> None:
     assert cli.main(words.replace("minicluster", "alps").split()) == 0
 
 
-@pytest.mark.parametrize(
-    ("words", "noted"),
-    [("1 2 -- true --out=o", 1), ("1 2 -- true --out={run_dir}", 0), ("1 -- true x", 0)],
-)
-def test_runs_that_start_in_one_folder_are_noted_once(words, noted, capsys) -> None:
-    assert cli.main(f"--site local --name x --dry-run --gpus {words}".split()) == 0
-    said = capsys.readouterr().out
-    assert said.count("note: all 2 runs start in this folder") == noted == said.count("{run_dir},")
+def test_runs_that_start_in_one_folder_are_noted_once(capsys) -> None:
+    note = "note: all 2 runs start in this folder"
+    for words, n in ("1 2 -- true -o=o", 1), ("1 2 -- true -o={run_dir}", 0), ("1 -- true x", 0):
+        assert cli.main(f"--site local --name x --dry-run --gpus {words}".split()) == 0
+        said = capsys.readouterr().out
+        assert said.count(note) == n == said.count("{run_dir},")
 
 
 def test_the_default_study_is_told_and_on_slurm_named(tmp_path, logs, monkeypatch, capsys) -> None:

@@ -107,7 +107,6 @@ def test_a_reason_is_told_once_with_the_first_log(monkeypatch, capsys) -> None:
 
 def test_of_many_runs_those_that_failed_are_listed(plan, monkeypatch, capsys) -> None:
     """With their reason as it is, brackets too, and once where it is that of the run above."""
-
     leave_outcome(plan, 1, status="failed", reason="rank 1: OSError: [/data/x] gone")
     monkeypatch.setattr(status, "MAX_SHOWN", 1)
     assert status.main(["two"]) == 0
@@ -150,9 +149,7 @@ def test_a_pipe_gets_the_table_once_all_runs_have_ended(monkeypatch, capsys) -> 
     assert capsys.readouterr().out.startswith("s: 1 run: 1 ok")
 
 
-def test_the_time_of_a_run_that_noted_no_end_is_slurms_or_its_last_record_s(
-    plan, monkeypatch
-) -> None:
+def test_the_time_of_a_run_that_noted_no_end_is_slurms_or_records(plan, monkeypatch) -> None:
     paths, spec = run_of(plan), next(iter(plan.runs.values()))
     write_json(paths.job, {"job_id": "17", "started": 100.0})
     run = FakeRun(paths.folder.parent, paths.folder.name, spec)
@@ -228,10 +225,8 @@ def test_single_jobs_are_collected(single: Path) -> None:
     FakeRun(single, "other", RunSpec(strategy="ddp", ranks_per_node=2)).begin().train(0, 1).end()
     RunPaths(single / "other").spec.unlink()
     results = collect("single")
-    assert dict(zip(results.runs["run_id"], results.runs["world_size"], strict=True)) == {
-        "renamed": 1,
-        "other": 2,
-    }
+    sizes = dict(zip(results.runs["run_id"], results.runs["world_size"], strict=True))
+    assert sizes == {"renamed": 1, "other": 2}
     assert results.ok and len(results.epochs) == 5
 
 

@@ -76,26 +76,23 @@ def test_times_of_slurm() -> None:
     assert {text: minutes(text) for text in known} == known
 
 
-@pytest.mark.parametrize(
-    ("text", "key", "value", "of_dp"),
-    [
+def test_dialects_of_asking_for_gpus(tmp_path: Path) -> None:
+    """A run of dp drives all that it sees; a node takes no more ranks than it has GPUs."""
+    for text, key, value, of_dp in (
         ("", "", "", ""),
         ("gpus_per_node = 4\ngpu_type = 'a100'", "gpus-per-node", "a100:2", "a100:4"),
         ("gpus_per_node = 4\ngpu_request = 'gres'", "gres", "gpu:2", "gpu:4"),
         ("gpus_per_node = 4\ngpu_request = 'none'", "", "", ""),
-    ],
-)
-def test_dialects_of_asking_for_gpus(tmp_path, text, key, value, of_dp) -> None:
-    """A run of dp drives all that it sees; a node takes no more ranks than it has GPUs."""
-    site = load(tmp_path, text)
-    for shape, expected in ((S(3, 2), value), (S(3, 1, True), of_dp)):
-        options = sbatch_options(shape, site, {}, "name")
-        asked = {k: v for k, v in options.items() if "gpu" in k or k == "gres"}
-        assert asked == ({key: expected} if key else {})
-        assert (options["nodes"], options["ntasks-per-node"]) == ("3", str(shape.ranks_per_node))
-    if text:
-        with pytest.raises(UsageError, match=r"8 GPUs on a node: site 'mine' has 4; .*--gpus 16"):
-            sbatch_options(S(2, 8), site, {}, "s")
+    ):
+        site = load(tmp_path, text)
+        for shape, expected in ((S(3, 2), value), (S(3, 1, True), of_dp)):
+            options = sbatch_options(shape, site, {}, "name")
+            asked = {k: v for k, v in options.items() if "gpu" in k or k == "gres"}
+            assert asked == ({key: expected} if key else {})
+            size = (options["nodes"], options["ntasks-per-node"])
+            assert size == ("3", str(shape.ranks_per_node))
+    with pytest.raises(UsageError, match=r"8 GPUs on a node: site 'mine' has 4; .*--gpus 16"):
+        sbatch_options(S(2, 8), site, {}, "s")
 
 
 def test_what_the_user_gives_wins(tmp_path: Path) -> None:
@@ -148,27 +145,24 @@ def started(tmp_path: Path, text: str, *own: str) -> tuple[list[str], Any]:
     return lines[lines.index("srun") :] if "srun" in lines else [], done
 
 
-@pytest.mark.parametrize(
-    ("text", "before_python"),
-    [
+def test_containers_reach_srun(tmp_path: Path) -> None:
+    """With a training, and with a command, whose rank is a shell's text."""
+    trains = ["python", "-m", "jobkit.payload.main"]
+    for text, before_python in (
         ("container = 'edf'\nimage = 'edf.toml'", [f"--environment={ROOT / 'edf.toml'}"]),
         ("container = 'edf'\nimage = 'pytorch'", ["--environment=pytorch"]),
         ("container = 'pyxis'\nimage = 'a#b:c'\nmounts = ['/x:/x', '/y z:/y']",
          ["--container-image=a#b:c", "--container-mounts=/x:/x,/y z:/y"]),
         ("container = 'apptainer'\nimage = '/i m.sif'\ngpu_vendor = 'amd'",
          ["apptainer", "exec", "--rocm", "/i m.sif"]),
-    ],
-)  # fmt: skip
-def test_containers_reach_srun(tmp_path: Path, text: str, before_python: list[str]) -> None:
-    """With a training, and with a command, whose rank is a shell's text."""
-    trains = ["python", "-m", "jobkit.payload.main"]
-    for own, program in (([], trains), (["--", "true"], ["bash", "-c"])):
-        words, done = started(tmp_path, text, *own)
-        assert done.returncode == 0, done.stderr
-        at = words.index(program[0])
-        assert words[at - len(before_python) : at] == before_python
-        assert "--kill-on-bad-exit=1" in words[:at]
-        assert words[at : at + len(program)] == program
+    ):  # fmt: skip
+        for own, program in (([], trains), (["--", "true"], ["bash", "-c"])):
+            words, done = started(tmp_path, text, *own)
+            assert done.returncode == 0, done.stderr
+            at = words.index(program[0])
+            assert words[at - len(before_python) : at] == before_python
+            assert "--kill-on-bad-exit=1" in words[:at]
+            assert words[at : at + len(program)] == program
 
 
 def test_the_environment_file_has_the_network_and_keeps_jobkit_on_the_path() -> None:

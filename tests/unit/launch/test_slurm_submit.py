@@ -5,6 +5,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -202,26 +203,18 @@ def test_an_array_has_as_many_elements_as_the_cluster_takes(slurm, monkeypatch) 
 # The runs of a study one after the other in one allocation.
 
 
-@pytest.mark.parametrize(
-    ("codes", "requeued", "ok", "bad", "started"),
-    [
+def test_what_a_job_runs(tmp_path, monkeypatch) -> None:
+    for codes, requeued, ok, bad, started in (
         ({"a": 0, "b": 75, "c": 0}, 0, "", 1, "ab"),  # b has requeued the job
         ({"a": 0, "b": 75, "c": 0}, 1, "a", 1, "b"),  # what is done is done
         ({"a": 137, "b": 2, "c": 0}, 0, "", 2, "abc"),  # the next one has its turn
         ({"a": 0, "b": 0}, 0, "a", 0, "ab"),  # in its first start a job runs what was ok before
-    ],
-)
-def test_what_a_job_runs(codes, requeued, ok, bad, started, tmp_path, monkeypatch) -> None:
-    seen: list[str] = []
-
-    def run(folder: Path, *_: Any) -> tuple[int, bool]:
-        seen.append(folder.name)
-        return codes[folder.name], False
-
-    status = {name: RunState(status="ok" if name in ok else "preempted") for name in codes}
-    monkeypatch.setattr(task, "_run", run)
-    monkeypatch.setattr(task, "Signals", lambda: None)
-    monkeypatch.setattr(task, "run_state", lambda paths: status[paths.folder.name])
-    monkeypatch.setenv("SLURM_RESTART_COUNT", str(requeued))
-    assert task.sweep_in_job([(str(tmp_path / name), ["true"]) for name in codes]) == bad
-    assert "".join(seen) == started
+    ):
+        run = Mock(side_effect=lambda folder, *_, c=codes: (c[folder.name], False))
+        status = {name: RunState(status="ok" if name in ok else "preempted") for name in codes}
+        monkeypatch.setattr(task, "_run", run)
+        monkeypatch.setattr(task, "Signals", lambda: None)
+        monkeypatch.setattr(task, "run_state", lambda paths, s=status: s[paths.folder.name])
+        monkeypatch.setenv("SLURM_RESTART_COUNT", str(requeued))
+        assert task.sweep_in_job([(str(tmp_path / name), ["true"]) for name in codes]) == bad
+        assert "".join(call.args[0].name for call in run.call_args_list) == started

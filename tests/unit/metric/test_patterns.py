@@ -1,6 +1,7 @@
 """Patterns: the shipped ones on lines of their programs, and every way to write a bad one."""
 
 import io
+import itertools
 import json
 import re
 from pathlib import Path
@@ -26,7 +27,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pattern_with(**keys: Any) -> Pattern:
-    """The pattern of a file with these keys."""
     Path("own.toml").write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in keys.items()))
     return load_pattern("own.toml")
 
@@ -146,12 +146,8 @@ def test_a_restart_is_a_warm_up_again() -> None:
 
 def of_epochs(first: int, epochs: int = 3) -> str:
     """A log whose index begins again in each epoch; the first epoch takes half as long."""
-    lines = (
-        f"Epoch: [{epoch}][{step}/200] Time {0.2 if epoch else 0.1}\n"
-        for epoch in range(epochs)
-        for step in range(first, 200, 10)
-    )
-    return "".join(lines)
+    places = itertools.product(range(epochs), range(first, 200, 10))
+    return "".join(f"Epoch: [{e}][{s}/200] Time {0.2 if e else 0.1}\n" for e, s in places)
 
 
 @pytest.mark.parametrize(("first", "steps"), [(0, 190 + 2 * 191), (10, 180 + 2 * 190)])
@@ -160,9 +156,8 @@ def test_all_epochs_count_where_the_index_of_the_step_begins_again(first: int, s
     row = rate_row(observed)
     assert sum(o.steps or 1 for o in observed.steps if not o.warmup) == steps
     early = observed_of(EPOCHS, of_epochs(first), warmup_steps=50).steps
-    assert [(o.epoch, o.step) for o in early if o.warmup] == [
-        (0, n) for n in range(first, first + 51, 10)
-    ]
+    steps_of_first = [(o.epoch, o.step) for o in early if o.warmup]
+    assert steps_of_first == [(0, n) for n in range(first, first + 51, 10)]
     of_first = 190 - first
     seconds = 0.1 * of_first + 0.2 * (steps - of_first)
     assert row["throughput"] == pytest.approx(steps / seconds)
@@ -172,9 +167,7 @@ def test_all_epochs_count_where_the_index_of_the_step_begins_again(first: int, s
 def test_an_index_that_begins_again_without_an_epoch_is_told() -> None:
     line = EPOCHS.replace("(?P<epoch>", "(?:")
     observed = observed_of(line, of_epochs(0))
-    assert unused(observed).startswith(
-        "40 lines of pattern own with the index of an earlier step are not used"
-    )
+    assert unused(observed).startswith("40 lines of pattern own with the index of an earlier step")
     twice = observed_of(line, of_epochs(0, 1) * 2, ranks=2)  # as two ranks print it
     assert unused(twice) == "" and len(twice.steps) == 20
 

@@ -16,11 +16,8 @@ def test_rows_of_which_the_last_start_counts() -> None:
     assert sorted(found) == ["17_0", "17_5"]
     assert found["17_0"].status == "running" and found["17_0"].reason == ""
     assert found["17_5"].reason == "JobArrayTaskLimit" and found["17_5"].job_id == "17_5"
-    text = (
-        "9|REQUEUED|0:0|00:00:05|n1\n"
-        "9|CANCELLED by 1000|0:0|00:01:00|n[2-3]\n"
-        "30_[1-2]|PENDING|0:0|00:00:00|None assigned\n"
-    )
+    text = "9|REQUEUED|0:0|00:00:05|n1\n9|CANCELLED by 1000|0:0|00:01:00|n[2-3]\n"
+    text += "30_[1-2]|PENDING|0:0|00:00:00|None assigned\n"
     found = read_sacct(text)
     assert (found["9"].state, found["9"].status) == ("CANCELLED", "cancelled")
     assert found["9"].node_list == "n[2-3]"
@@ -62,9 +59,8 @@ def test_who_has_the_last_word() -> None:
 def test_what_proves_another_status_is_not_kept_as_evidence() -> None:
     own = RunState(status="preempted", evidence="SIGTERM after 3", evidence_file="r/outcome.json")
     said = merged(own, Job(job_id="9", state="TIMEOUT"))
-    assert (said.status, said.evidence, said.evidence_file) == (
-        "timeout", "Slurm job 9: TIMEOUT", "",
-    )  # fmt: skip
+    found = (said.status, said.evidence, said.evidence_file)
+    assert found == ("timeout", "Slurm job 9: TIMEOUT", "")
     same = merged(own, Job(job_id="9", state="PREEMPTED"))
     assert (same.status, same.evidence) == ("preempted", "SIGTERM after 3")
 

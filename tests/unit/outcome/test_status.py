@@ -108,9 +108,7 @@ def test_a_pid_that_was_given_out_again_is_another_process(sleeper) -> None:
     assert is_alive({"launcher": "slurm", "pid": None}) is None
 
 
-def test_where_nobody_tells_of_its_end_a_run_is_at_work_while_its_files_are_new(
-    run, sleeper
-) -> None:
+def test_where_nobody_tells_of_its_end_new_files_are_of_a_run_at_work(run, sleeper) -> None:
     run.begin().train(0).flush()
     job = {"launcher": "run.sh", "job_id": None, "pid": 1, "host": "elsewhere"}
     in_container = job_of(sleeper, pid_ns="pid:[1]")  # which may have been restarted

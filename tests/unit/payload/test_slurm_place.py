@@ -27,15 +27,9 @@ def test_two_jobs_and_two_starts_get_ports_of_their_own() -> None:
     assert min(ports) >= 10_000 and max(ports) < 30_000
 
 
-TASK = {
-    "SLURM_JOB_ID": "77",
-    "SLURM_NTASKS": "8",
-    "SLURM_PROCID": "5",
-    "SLURM_LOCALID": "1",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
-    "SLURM_STEP_NODELIST": "n[7-8]",
-}
+TASK = {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "8", "SLURM_PROCID": "5", "SLURM_LOCALID": "1"}
+TASK |= {"SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}
+TASK |= {"SLURM_STEP_NODELIST": "n[7-8]"}
 
 
 def test_a_task_finds_its_place_and_the_master() -> None:

@@ -17,7 +17,6 @@ PM = "sys/cray/pm_counters/energy"
 
 
 def put(root: Path, name: str, text: str) -> None:
-    """Write a file of a made-up tree."""
     path = root / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -87,9 +86,7 @@ def test_load_and_memory_of_a_node_and_what_of_it_is_others(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("alone", "source"), [("1", "pm_counters (node)"), ("", None)])
-def test_a_nodes_energy_is_sampled_where_the_job_has_it_alone(
-    tmp_path: Path, alone: str, source: str | None
-) -> None:
+def test_a_nodes_energy_is_sampled_where_the_job_has_it_alone(tmp_path, alone, source) -> None:
     """Of two samples, 30 J apart."""
     put(tmp_path, PM, "1000 J 0 us\n")
     path = tmp_path / "0.s0.jsonl"

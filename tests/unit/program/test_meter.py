@@ -16,7 +16,6 @@ from support.warm_programs import Ran, run
 
 
 def measured(folder: Path, program: str, **env: str) -> Ran:
-    """Run a program that has the meter."""
     program = "from jobkit import meter\n" + textwrap.dedent(program)
     return run(folder, program, JOBKIT_AUTO="0", **env)
 
@@ -116,9 +115,7 @@ def test_a_child_that_inherits_the_rank_does_not_write_into_its_file(tmp_path: P
     assert [record["status"] for record in ran.records("run_end")] == ["ok"]
 
 
-def test_what_was_measured_is_written_where_the_program_does_not_say_its_end(
-    tmp_path: Path,
-) -> None:
+def test_what_was_measured_is_written_where_the_program_says_no_end(tmp_path: Path) -> None:
     ran = measured(tmp_path, "meter.start()\nfor _ in range(8): meter.step()")
     assert ran.records("window")[-1]["step"] == 8
     assert ran.records("run_end") == []  # its exit code tells

@@ -55,18 +55,12 @@ class Recorder:
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     made = Recorder()
-    profiler = SimpleNamespace(
-        profile=type("profile", (), {"_prepare_trace": lambda self: None}),
-        record_function=made.record_function,
-    )
-    torch = SimpleNamespace(
-        autograd=SimpleNamespace(profiler=profiler, _profiler_enabled=lambda: False),
-        profiler=SimpleNamespace(
-            profile=lambda **_: made, ProfilerActivity=SimpleNamespace(CPU=0, CUDA=1)
-        ),
-        __version__="0",
-        get_num_threads=lambda: 1,
-    )
+    profile = type("profile", (), {"_prepare_trace": lambda self: None})
+    inner = SimpleNamespace(profile=profile, record_function=made.record_function)
+    kinds = SimpleNamespace(CPU=0, CUDA=1)
+    torch = SimpleNamespace(__version__="0", get_num_threads=lambda: 1)
+    torch.autograd = SimpleNamespace(profiler=inner, _profiler_enabled=lambda: False)
+    torch.profiler = SimpleNamespace(profile=lambda **_: made, ProfilerActivity=kinds)
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setattr(windows, "watch", lambda *_: None)
     return made
@@ -91,9 +85,8 @@ def written(folder: Path, name: str, kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("share", "ends"), [(sys.maxsize, [12, 23, 41, 77, 149]), (0, [12])])
-def test_places_are_spread_outside_of_the_rate_and_within_a_share_of_the_time(
-    tmp_path: Path, recorder: Recorder, monkeypatch, share: float, ends: list[int]
-) -> None:
+def test_places_are_outside_of_the_rate(tmp_path, recorder, monkeypatch, share, ends) -> None:
+    """And within a share of the time."""
     monkeypatch.setattr(why, "MAX_SHARE", share)
     train(tmp_path, 200, JOBKIT_WHY="4")
     found = written(tmp_path, "0.w0.jsonl", "why")
@@ -104,28 +97,19 @@ def test_places_are_spread_outside_of_the_rate_and_within_a_share_of_the_time(
     assert (tmp_path / "traces" / "why.rank0.json.gz").exists()
 
 
-@pytest.mark.parametrize(
-    ("env", "steps", "says"),
-    [
+def test_where_nothing_is_profiled_it_is_said(tmp_path, recorder: Recorder, monkeypatch) -> None:
+    for env, steps, says in (
         ({"JOBKIT_WHY": "0"}, 40, []),
         ({"LOCAL_RANK": "8"}, 40, []),  # eight of a node are profiled
         ({}, 6, ["the program ended after 6 steps; step 13 ends the first profile"]),
-    ],
-)
-def test_where_nothing_is_profiled_it_is_said(
-    tmp_path: Path, recorder: Recorder, env: dict[str, str], steps: int, says: list[str]
-) -> None:
-    train(tmp_path, steps, **env)
-    assert [r.get("reason") for r in written(tmp_path, "0.w0.jsonl", "why")] == says
-    assert "start" not in recorder.calls
-
-
-def test_a_program_without_torch_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
-    monkeypatch.setattr(windows, "watch", lambda *_: None)
-    train(tmp_path, 40)
-    (record,) = written(tmp_path, "0.w0.jsonl", "why")
-    assert record["reason"] == "the program does not use torch"
+        ({"RANK": "0"}, 40, ["the program does not use torch"]),
+    ):
+        folder = tmp_path / str(env)
+        if "RANK" in env:
+            monkeypatch.delitem(sys.modules, "torch")
+        train(folder, steps, **env)
+        assert [r.get("reason") for r in written(folder, "0.w0.jsonl", "why")] == says
+        assert "start" not in recorder.calls
 
 
 def test_a_pause_ends_a_place_and_its_steps_count(tmp_path: Path, recorder: Recorder) -> None:
@@ -149,9 +133,7 @@ def test_another_profiler_of_the_program_has_its_turn(tmp_path: Path, recorder: 
     assert not recorder.running
 
 
-def test_errors_are_one_line_each_and_never_the_training_s_end(
-    tmp_path: Path, recorder: Recorder, monkeypatch, capfd
-) -> None:
+def test_errors_are_one_line_each_and_end_no_training(tmp_path, recorder, monkeypatch, capfd):
     """100 programs, with one error each in a random call."""
     monkeypatch.setattr(why, "MAX_SHARE", sys.maxsize)  # so that a third call may fail
     chance, told = random.Random(0), 0

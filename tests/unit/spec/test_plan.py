@@ -105,9 +105,8 @@ def test_a_command_has_the_work_that_was_stated_before() -> None:
     first.save()
     again = Study(name="w", command=("true",), gpus=(1, 2)).expand().continued()
     assert again.runs == first.runs and again.study.work == work
-    assert again.notes == (
-        "the work of the command is that stated before: unit images, per_step 512",
-    )
+    said = "the work of the command is that stated before: unit images, per_step 512"
+    assert again.notes == (said,)
     other = Study(name="w", command=("true", "x"), gpus=(1, 2)).expand().continued()
     assert other.study.work == {} and "2 other runs" in other.notes[0]
 
