@@ -252,14 +252,8 @@ def test_what_a_run_takes_beside_its_training_is_a_line_of_its_own() -> None:
         run.writer.write("startup", total_s=6.0)
         run.train(0, 1, 2).end(status, "x" * bool(not rows))
         assert [row[1:] for row in run_costs(collect(name)).rows] == rows
-    results, top = (
-        collect("s"),
-        "start-up, evaluation and checkpoints outside of the steps come on ",
-    )
-    for source, said in (
-        ("meter", ""),
-        ("pattern x (a step)", "rates are of pattern x (a step); "),
-    ):
+    results, top = collect("s"), "start-up, evaluation and checkpoints outside of the steps come on"
+    for source, first in (("meter", ""), ("pattern x (y)", "rates are of pattern x (y); ")):
         results.runs["throughput_source"] = source
-        note = f"Hours are means: {said}{top}top, 132% of the training in these runs."
+        note = f"Hours are means: {first}{top} top, 132% of the training in these runs."
         assert note in proposal_table(results, "ranks").notes

@@ -70,8 +70,7 @@ def observed_lines(
     unit, work_per_step and warmup_steps of the study.
     """
     seen: list[Observation] = []
-    source = f"pattern {pattern.name}" + f" ({pattern.contains})" * bool(pattern.contains)
-    unread, of_one = list[str](), pattern.of == "per_rank"
+    unread, source, of_one = list[str](), f"pattern {pattern.name}", pattern.of == "per_rank"
     evaluated = False
     for attempt, groups in lines:
         values = {name: read_value(text, name) for name, text in groups.items()}
@@ -107,6 +106,7 @@ def observed_lines(
             count = f"{counted(len(slow), 'line')} of {source}"
             why = f"with a step of over {SLOW} times the median, as with an evaluation in it"
             not_taken.append(f"{count} {why}: the mean has them")
+    source += f" ({pattern.contains})" * bool(pattern.contains)
     return _in_one_unit(steps, planned, source, not_taken)
 
 
