@@ -12,7 +12,7 @@ from jobkit.analysis.report.report import write_report
 from jobkit.spec.study import Plan
 from support.place import ROOT
 from support.records import rows_of
-from support.training_programs import PLAIN, PRINTS
+from support.training_programs import PRINTS, PROGRAMS
 
 PROGRAM = """
 import json, os, pathlib, sys
@@ -84,7 +84,7 @@ def test_a_study_file_becomes_rows_that_are_ok(logs: Path, tmp_path: Path) -> No
 
 def test_a_torch_program_is_measured_as_it_is(tmp_path: Path) -> None:
     """Nothing is said of what a step is, and the program knows of nothing."""
-    (tmp_path / "train.py").write_text(PLAIN)
+    (tmp_path / "train.py").write_text(PROGRAMS["plain"])
     words = ["--site", "local", "--name", "plain", "--gpus", "2", "--", sys.executable, "train.py"]
     bench(*words, cwd=tmp_path)
     results = collect("plain")

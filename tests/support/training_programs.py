@@ -39,9 +39,7 @@ sys.exit(75 if stop else 0)
 """
 
 # Not one line of it knows of jobkit, nor of the number of ranks that it will get.
-PLAIN = (
-    LEAVES
-    + """
+PLAIN = """
 import os, torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -58,11 +56,8 @@ for epoch in range(2):
         optimizer.step()
 dist.barrier()
 """
-)
 
-LIGHTNING = (
-    LEAVES
-    + """
+LIGHTNING = """
 import os, torch, warnings
 warnings.simplefilter("ignore")
 import lightning as L
@@ -85,11 +80,8 @@ trainer = L.Trainer(accelerator="cpu", devices=here,
 trainer.fit(Net(), DataLoader(data, 4), DataLoader(data, 160))
 torch.distributed.barrier()
 """
-)
 
-TRANSFORMERS = (
-    LEAVES
-    + """
+TRANSFORMERS = """
 import os, torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 class Data(torch.utils.data.Dataset):
@@ -108,11 +100,8 @@ Trainer(model=GPT2LMHeadModel(config), args=args, train_dataset=Data(320, 0),
     eval_dataset=Data(32, 1000 / 16)).train()
 if torch.distributed.is_initialized(): torch.distributed.barrier()
 """
-)
 
-ACCELERATE = (
-    LEAVES
-    + """
+ACCELERATE = """
 import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader, TensorDataset
@@ -134,7 +123,6 @@ for epoch in range(2):
     evaluate()
 accelerator.wait_for_everyone()
 """
-)
 
 # nanoGPT's line, at 100 ms over the ranks; the first step has the start-up in it.
 PRINTS = """
@@ -155,12 +143,8 @@ if os.environ["RANK"] == "1":
 time.sleep(0.5 if os.environ["WORLD_SIZE"] == "1" else 300)
 """
 
-PROGRAMS = {
-    "plain": PLAIN,
-    "lightning": LIGHTNING,
-    "transformers": TRANSFORMERS,
-    "accelerate": ACCELERATE,
-    "prints": PRINTS,
-    "silent": SILENT,
-    "crashes": CRASHES,
-}
+OF_TORCH = {
+    "plain": PLAIN, "lightning": LIGHTNING, "transformers": TRANSFORMERS, "accelerate": ACCELERATE
+}  # fmt: skip
+PROGRAMS = {name: LEAVES + text for name, text in OF_TORCH.items()}
+PROGRAMS |= {"prints": PRINTS, "silent": SILENT, "crashes": CRASHES}

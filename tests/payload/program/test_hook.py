@@ -12,9 +12,8 @@ import pytest
 from support.training_programs import LEAP
 from support.warm_programs import AUTO, Warm, run
 
-HEAD = (
-    LEAP
-    + """
+HEAD = LEAP
+HEAD += """
 import os, sys, torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -28,7 +27,6 @@ def train(batch, *optimizers):
     F.cross_entropy(model(batch[0]), batch[1]).backward()
     for each in optimizers: each.step()
 """
-)
 # What programs do; and the least time that must be paused.
 PROGRAMS = re.split(
     r"^# (.+): ([0-9]+) steps, ([0-9]+) samples, ([0-9]+) s paused\n",
