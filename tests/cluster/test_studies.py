@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from jobkit.paths import read_json
+from jobkit.paths import RunPaths, read_json
 from support.checkout import TINY, Checkout
 from support.place import until
 from support.records import records_of, rows_of
@@ -138,6 +138,7 @@ def test_a_study_from_submission_to_figures(cluster, kit, trainings) -> None:
 def test_a_ready_script_trains(cluster, kit: Checkout, trainings: dict[str, str]) -> None:
     job_id = trainings["script"]
     assert cluster.wait(job_id) == ("COMPLETED", "0:0"), kit.log(job_id)
-    (start,) = records_of(kit.single(job_id).metrics(0), "run_start")[:1]
+    paths = RunPaths(kit.folder / "logs" / "single" / f"job-{job_id}")
+    (start,) = records_of(paths.metrics(0), "run_start")[:1]
     assert (start["nodes"], start["world_size"], start["job_id"]) == (2, 2, job_id)
     assert "backend gloo, 2 processes on 2 nodes" in kit.log(job_id)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from jobkit.paths import RunPaths
 from jobkit.spec.strategies import FACTS
-from support.cuts import write_models
+from support.cuts import MODELS
 from support.forks import Forks, places
 from support.rigs import ROOT, RUN_SH, Result, Start, environment
 
@@ -29,8 +29,10 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with models of the user's own."""
-    return write_models(tmp_path_factory.mktemp("own"))
+    """A folder to work in, from which --model own_models:noisy can be imported."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "own_models.py").write_text(MODELS)
+    return folder
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -23,11 +24,27 @@ from jobkit.payload.place import RankEnv, share_of_cores
 from jobkit.payload.strategies.local import DP
 from jobkit.program import process
 from jobkit.spec.runspec import RunSpec
-from support.fake_cuda import FakeCuda
 from support.place import script
 from support.rigs import ROOT, environment
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
+
+
+class FakeCuda:
+    """GPUs of one process, by their UUIDs. chosen: the devices that set_device was called with."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *uuids: str) -> None:
+        self.chosen, self._patch = [], monkeypatch
+        each = [SimpleNamespace(uuid=uuid, name="Fake") for uuid in uuids]
+        self.mock("device_count", lambda: len(uuids))
+        self.mock("is_available", lambda: True)
+        self.mock("set_device", self.chosen.append)
+        self.mock("get_device_properties", lambda device: each[getattr(device, "index", device)])
+        self.mock("get_device_name", lambda _=None: "Fake")
+
+    def mock(self, name: str, value: object) -> None:
+        """Replace a function of torch.cuda."""
+        self._patch.setattr(torch.cuda, name, value)
 
 
 def gpu(uuid: str, host: str = "n1", visible: int = 1, **more: str) -> Candidate:
@@ -35,8 +52,6 @@ def gpu(uuid: str, host: str = "n1", visible: int = 1, **more: str) -> Candidate
 
 
 NONE = Candidate("n2", "machine n2")
-
-
 FOUR = [gpu("GPU-a"), gpu("GPU-b"), gpu("GPU-b", "n2"), gpu("GPU-c", "n2")]
 SAME = [gpu("GPU-a"), gpu("GPU-a")]
 BUS = [gpu("", bus="0:1:0"), gpu("", bus="0:1:0")]
@@ -61,7 +76,7 @@ BUS = [gpu("", bus="0:1:0"), gpu("", bus="0:1:0")]
         ([NONE, NONE], "cuda", True, None, "--device cuda: no GPU is visible here"),
     ],
 )  # fmt: skip
-def test_each_rank_has_a_gpu_of_its_own_or_all_have_none_or_they_are_named(
+def test_each_rank_has_its_own_gpu_or_all_have_none_or_are_named(
     found: list[Candidate], wanted: str, on_slurm: bool, kind: str | None, line: str
 ) -> None:
     if kind:
@@ -71,27 +86,17 @@ def test_each_rank_has_a_gpu_of_its_own_or_all_have_none_or_they_are_named(
             agreed(found, wanted, on_slurm=on_slurm)
 
 
-@pytest.mark.parametrize(
-    ("error", "line"),
-    [
-        (AssertionError("Invalid device id"), "rank 0 on .*Invalid device id.; check nvidia-smi"),
-        (
-            RuntimeError("The NVIDIA driver on your system is too old (found version 12060)."),
-            "too old .*make LOCK= venv .*CUDA 12.6",
-        ),
-    ],
-)
-def test_a_gpu_that_torch_cannot_open_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, line: str
-) -> None:
+def test_a_gpu_that_torch_cannot_open_is_one_line(monkeypatch) -> None:
     """Of a partitioned GPU torch counts more devices before it opens one than afterwards."""
-
-    def refuse(_: int) -> None:
-        raise error
-
-    FakeCuda(monkeypatch, "GPU-a").mock("get_device_properties", refuse)
-    with pytest.raises(UsageError, match=line):
-        agreed([candidate("auto", RankEnv())], "auto", on_slurm=False)
+    old = "The NVIDIA driver on your system is too old (found version 12060)."
+    for error, line in (
+        (AssertionError("Invalid device id"), "rank 0 on .*Invalid device id.; check nvidia-smi"),
+        (RuntimeError(old), "too old .*make LOCK= venv .*CUDA 12.6"),
+    ):
+        cuda = FakeCuda(monkeypatch, "GPU-a")
+        cuda.mock("get_device_properties", Mock(side_effect=error))
+        with pytest.raises(UsageError, match=line):
+            agreed([candidate("auto", RankEnv())], "auto", on_slurm=False)
 
 
 def test_the_gpu_is_the_local_ranks_of_those_visible(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +130,7 @@ def test_the_gpu_is_the_local_ranks_of_those_visible(monkeypatch: pytest.MonkeyP
         ("jobkit.payload.main", "--device auto", ["0,1", None, str(share_of_cores(1))]),
     ],
 )
-def test_a_run_on_the_cpu_hides_the_gpus_and_threads_are_set_before_torch_is_imported(
+def test_gpus_are_hidden_and_threads_set_before_torch_is_imported(
     tmp_path: Path, module: str, words: str, seen: list[str | None]
 ) -> None:
     """OpenMP, and so MKL, reads their number once, also for the threads of Gloo."""
@@ -140,9 +145,7 @@ def test_a_run_on_the_cpu_hides_the_gpus_and_threads_are_set_before_torch_is_imp
     assert done.stdout == f"{seen}\n"
 
 
-def test_each_thread_of_dp_has_the_precision_of_the_run_and_the_names_of_the_bare_model(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_dp_has_all_gpus_the_runs_precision_and_the_names_of_the_bare_model(monkeypatch) -> None:
     """torch's parallel_apply opens autocast without a type, which is bf16 on a CPU."""
     monkeypatch.setattr(nn, "DataParallel", lambda model: nn.Sequential(OrderedDict(module=model)))
     dp = DP(RunSpec(strategy="dp", precision="fp16"), RankEnv(), CPU)
@@ -152,16 +155,11 @@ def test_each_thread_of_dp_has_the_precision_of_the_run_and_the_names_of_the_bar
     assert list(dp.named_buffers()) == [name for name, _ in model.named_buffers()]
     with torch.amp.autocast("cpu", enabled=True):
         assert dp.model(torch.ones(3, 4)).dtype == torch.float16
-
-
-def test_dp_drives_all_gpus_that_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeCuda(monkeypatch, *"abcd")
     assert [DP(RunSpec(strategy="dp"), RankEnv(), d).devices for d in (GPU, CPU)] == [4, 1]
 
 
-def test_the_state_of_the_gpu_is_that_of_its_uuid(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_state_of_the_gpu_is_that_of_its_uuid(monkeypatch, tmp_path) -> None:
     FakeCuda(monkeypatch, "aa", "bb")
     monkeypatch.setattr(gpus, "_AMD_DRIVER", tmp_path / "absent")
     said = "570.1, 1980 MHz, [N/A], 700.00 W, 0"
@@ -183,11 +181,8 @@ def test_the_memory_that_the_device_says_is_used(monkeypatch: pytest.MonkeyPatch
     cuda.mock("max_memory_reserved", lambda _: 200 * 2**20)
     cuda.mock("mem_get_info", lambda device: ((1000 - 700 * device.index) * 2**20, 1000 * 2**20))
     assert list(peak_memory_mib(GPU).values())[:4] == [100, 100, 200, 700]
-
-    def unknown(_: torch.device) -> None:
-        raise RuntimeError("CUDA error: operation not supported")
-
-    cuda.mock("mem_get_info", unknown)
+    says = "CUDA error: operation not supported"
+    cuda.mock("mem_get_info", Mock(side_effect=RuntimeError(says)))
     assert math.isnan(peak_memory_mib(GPU)["device_memory_mib"])
     assert math.isnan(peak_memory_mib(CPU)["device_memory_mib"])
 
@@ -200,9 +195,7 @@ def test_the_memory_that_the_device_says_is_used(monkeypatch: pytest.MonkeyPatch
         ("", Exit.OK, False),
     ],
 )
-def test_a_profiled_process_ends_as_its_profiler_needs_it(
-    monkeypatch: pytest.MonkeyPatch, variable: str, code: Exit, tidy: bool
-) -> None:
+def test_a_profiled_process_ends_as_its_profiler_needs(monkeypatch, variable, code, tidy) -> None:
     for name in leaving._PROFILED:
         monkeypatch.delenv(name, raising=False)
     if variable:
@@ -215,7 +208,6 @@ def test_a_profiled_process_ends_as_its_profiler_needs_it(
 @pytest.mark.parametrize(
     ("cores", "ranks", "environ", "threads"),
     [
-        (8, 1, {}, 8),
         (8, 4, {}, 2),
         (2, 4, {}, 1),
         (64, 4, {"SLURM_CPUS_PER_TASK": "16"}, 16),

@@ -75,9 +75,7 @@ def step_of(module: nn.Module, **settings: Any) -> tuple[FSDP, Sent]:
         ({"fsdp_group_mib": 0.0, "fsdp_reshard_after_forward": False}, 5, 5),
     ],
 )
-def test_a_step_waits_as_often_as_is_said(
-    two_ranks: None, settings: dict[str, Any], gathers: int, reductions: int
-) -> None:
+def test_a_step_waits_as_often_as_is_said(two_ranks, settings, gathers, reductions) -> None:
     spec = RunSpec(strategy="fsdp", model="cnn", ranks_per_node=2, **settings)
     strategy, sent = step_of(build_model(spec, 10), model="cnn", **settings)
     assert sent.counts == {"allgather": gathers, "reduce_scatter": reductions}
@@ -88,9 +86,7 @@ def test_a_step_waits_as_often_as_is_said(
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_batch_normalisation_in_low_precision_is_one_group(
-    two_ranks: None, checkpointing: bool
-) -> None:
+def test_batch_normalisation_in_low_precision_is_one_group(two_ranks, checkpointing) -> None:
     given = {"precision": "bf16", "fsdp_group_mib": 0.15, "activation_checkpointing": checkpointing}
     strategy, sent = step_of(Normalised(), **given)
     assert [group.exact for group in strategy.groups] == [True, False, False, False]

@@ -85,10 +85,7 @@ def test_a_study_and_then_only_what_is_missing(logs: Path) -> None:
     assert "none to start" in run(*DOOR, *words, "--", "true").stdout
 
 
-@pytest.mark.parametrize(
-    ("how", "code"),
-    [("ctrl-c", 130), ("SIGTERM", 143), ("SIGHUP", 143)],
-)
+@pytest.mark.parametrize(("how", "code"), [("ctrl-c", 130), ("SIGTERM", 143), ("SIGHUP", 143)])
 def test_stopped_leaves_no_orphan_and_can_go_on(logs: Path, how: str, code: int) -> None:
     folder = logs / how
     pid, terminal = pty.fork()

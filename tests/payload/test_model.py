@@ -120,7 +120,7 @@ def test_a_model_of_the_users_that_cannot_be_used_says_why(name: str, message: s
         ("cpu", {"momentum": 0.5}, 1, 1000, None),
     ],
 )
-def test_what_spoils_the_numbers_or_has_no_effect_is_told(
+def test_what_spoils_numbers_or_does_nothing_is_told(
     device: str, settings: dict[str, Any], ranks: int, samples: int, line: str | None
 ) -> None:
     place = RankEnv(world_size=ranks, local_world_size=ranks)
@@ -180,9 +180,7 @@ def test_convolutions_begin_as_the_identity() -> None:
         assert all(int((w != 0).sum()) > 1 for w in layer.weight[count:])
 
 
-def test_the_fast_cnn_takes_any_batch_and_width_and_can_be_deterministic(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_fast_cnn_takes_any_batch_and_width_and_can_be_deterministic(monkeypatch) -> None:
     """torch has no deterministic backward pass of an adaptive pooling on a GPU."""
     monkeypatch.setattr(F, "adaptive_max_pool2d", lambda *_, **__: pytest.fail("adaptive"))
     for width in (1, 4):

@@ -20,20 +20,17 @@ from support.fake_cuda import GPU
 VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring"}
 
 
-SWITCHES = ("allow_tf32", "benchmark", "deterministic")
-
-
 @pytest.fixture(autouse=True)
 def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    tf32, *before = matmul.allow_tf32, *(getattr(cudnn, name) for name in SWITCHES)
+    for name in ("allow_tf32", "benchmark", "deterministic"):
+        monkeypatch.setattr(cudnn, name, getattr(cudnn, name))
+    tf32 = matmul.allow_tf32
     with torch.random.fork_rng([]):
         yield
     matmul.allow_tf32 = tf32
-    for name, value in zip(SWITCHES, before, strict=True):
-        setattr(cudnn, name, value)
     torch.use_deterministic_algorithms(False)
 
 
@@ -60,9 +57,7 @@ def test_every_switch_is_set_and_recorded(before: bool, fp32: str, deterministic
     assert recorded(GPU)["fp32"] == "mixed"
 
 
-def test_what_the_user_has_set_is_kept_and_on_the_cpu_nothing_is_set_or_recorded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_the_user_set_is_kept_and_on_the_cpu_nothing_is_set_or_recorded(monkeypatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     environ, before, cpu = {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}, flags(), torch.device("cpu")
     for device, algorithm in (("cpu", None), ("cuda", "Ring")):
@@ -73,9 +68,7 @@ def test_what_the_user_has_set_is_kept_and_on_the_cpu_nothing_is_set_or_recorded
     assert (flags(), recorded(cpu)) == (before, {})
 
 
-def test_the_variables_are_there_before_the_first_call_of_cuda(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_variables_are_there_before_the_first_call_of_cuda(monkeypatch) -> None:
     seen: list[dict[str, str]] = []
 
     def first_call() -> int:

@@ -66,9 +66,7 @@ def read(group: dist.ProcessGroup | None, folder: Path) -> dict[str, torch.Tenso
     return tensors
 
 
-def test_it_is_read_as_it_was_written_and_its_index_once(
-    alone: dist.ProcessGroup, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_read_as_it_was_written_its_index_once(alone, written, tmp_path, monkeypatch) -> None:
     calls: list[Path] = []
     monkeypatch.setattr(
         checkpoint, "read_index", lambda path: calls.append(path) or read_index(path)
@@ -147,9 +145,7 @@ SPOILS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("name", SPOILS)
-def test_what_is_not_whole_is_refused_and_not_run(
-    alone: dist.ProcessGroup, copy: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_what_is_not_whole_is_refused_and_not_run(alone, copy, monkeypatch, name) -> None:
     monkeypatch.chdir(copy.parent)
     spoil, reason = SPOILS[name]
     spoil(copy)
@@ -160,8 +156,12 @@ def test_what_is_not_whole_is_refused_and_not_run(
     assert Path("was-here").exists()  # elsewhere it would run
 
 
-def index_of(ranks: int, tensors: int) -> Metadata:
-    """The index of a checkpoint of FSDP: each rank has a chunk of each tensor."""
+@pytest.mark.parametrize(
+    ("ranks", "tensors", "padding"),
+    [(4, 10, 65 << 20), pytest.param(500, 1000, 0, marks=pytest.mark.long)],
+)
+def test_an_index_may_have_any_size(tmp_path: Path, ranks: int, tensors: int, padding: int) -> None:
+    """500 ranks of FSDP with some 300 parameters under AdamW have half a million chunks."""
     entries, places = {}, {}
     rows = [torch.Size([row, 0]) for row in range(ranks)]
     for name in (f"optim.layer{i}.exp_avg" for i in range(tensors)):
@@ -169,17 +169,7 @@ def index_of(ranks: int, tensors: int) -> Metadata:
         entries[name] = TensorStorageMetadata(TensorProperties(), torch.Size([ranks, 4]), chunks)
         for rank, row in enumerate(rows):
             places[MetadataIndex(name, row, rank)] = _StorageInfo(f"__{rank}_0.distcp", 16, 16)
-    return Metadata(entries, storage_data=places, storage_meta=StorageMeta())
-
-
-@pytest.mark.parametrize(
-    ("ranks", "tensors", "padding"),
-    [(4, 10, 65 << 20), pytest.param(500, 1000, 0, marks=pytest.mark.long)],
-)
-def test_an_index_may_have_any_size(tmp_path: Path, ranks: int, tensors: int, padding: int) -> None:
-    """500 ranks of FSDP with some 300 parameters under AdamW have half a million chunks."""
-    index = index_of(ranks, tensors)
-    index.planner_data = bytes(padding)
+    index = Metadata(entries, bytes(padding), places, StorageMeta())
     (tmp_path / ".metadata").write_bytes(pickle.dumps(index))
     found = Checkpoint(tmp_path, Progress(), {}, {}, 10, {}, read_index(tmp_path))
     assert found.index.storage_data == index.storage_data

@@ -110,9 +110,7 @@ FOUR = RankEnv(world_size=4, local_world_size=4)
         ("pp", {"pipeline_stages": 2, "global_batch_size": 9}, FOUR, "does not divide"),
     ],
 )
-def test_what_means_nothing_is_refused_with_the_reason(
-    name: str, settings: dict[str, Any], place: RankEnv | None, line: str
-) -> None:
+def test_what_means_nothing_is_refused_with_the_reason(name, settings, place, line) -> None:
     with pytest.raises(UsageError, match=line):
         made(name, place=place, **settings)
 

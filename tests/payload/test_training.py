@@ -41,7 +41,8 @@ RECIPE = ["--recipe", "fast-cpu", "--model", "cnn", "--lr", "0.4"]
 def assert_same(result: Result, expected: Result, rel: float = 2e-5) -> None:
     """Losses agree to rounding; a sample or two of 101 may fall on the other side."""
     assert result.losses() == pytest.approx(expected.losses(), rel=rel * ROUNDING)
-    assert result.accuracies() == pytest.approx(expected.accuracies(), abs=0.025)
+    found, wanted = ([r["val_accuracy"] for r in x.records("epoch")] for x in (result, expected))
+    assert found == pytest.approx(wanted, abs=0.025)
 
 
 @pytest.mark.on_device
@@ -49,9 +50,7 @@ def assert_same(result: Result, expected: Result, rel: float = 2e-5) -> None:
     ("way", "strategy", "world"),
     [(MANY, "ddp", 3), (ADAMW, "fsdp", 2), (RECIPE, "pp", 2)],
 )
-def test_losses_are_those_of_one_process(
-    forge: Start, way: list[str], strategy: str, world: int
-) -> None:
+def test_losses_are_those_of_one_process(forge, way, strategy, world) -> None:
     alone = forge(1, *PLAIN, *way, "--strategy", "single")
     result = forge(world, *PLAIN, *way, "--strategy", strategy)
     assert_same(result, alone)
@@ -101,14 +100,11 @@ class Mine(nn.Sequential):
 """
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_running_statistics_are_the_same_on_every_rank(
-    forge: Start, tmp_path: Path, strategy: str
-) -> None:
+def test_running_statistics_are_the_same_on_every_rank(forge: Start, tmp_path: Path) -> None:
     """Batch normalisation: evaluation is of one model, and the report says what it depends on."""
     (tmp_path / "normalised.py").write_text(NORMALISED)
     words = [*PLAIN, "--epochs", "1", "--eval-batch-size", "101", "--model", "normalised:Mine"]
-    done = forge(2, *words, "--strategy", strategy, cwd=tmp_path)
+    done = forge(2, *words, "--strategy", "fsdp", cwd=tmp_path)
     trained = [line for line in done.out.splitlines() if line.startswith("statistics")]
     first, second = (line for line in trained if "[0.0, 0.0" not in line)  # the check's are
     assert first == second
@@ -135,9 +131,7 @@ def test_compiling_changes_no_loss_and_its_time_is_recorded(forge: Start) -> Non
 PAGE = (ROOT / "docs" / "own-model.md").read_text()
 
 
-def test_the_own_model_of_the_documents_runs_as_it_says(
-    forge: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
+def test_the_own_model_of_the_page_runs_as_it_says(forge, tmp_path, monkeypatch, capsys) -> None:
     (place,) = re.findall(r"Save this as `~/([\w/.]+)`", PAGE)
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (lines,) = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
@@ -207,9 +201,7 @@ def test_the_windows_have_each_step_of_each_rank_once(short: Result) -> None:
     assert records.lost == 0
 
 
-def test_resumed_with_more_steps_it_goes_on_in_the_midst_of_the_epoch(
-    forge: Start, own: Path, short: Result
-) -> None:
+def test_resumed_with_more_steps_it_goes_on_in_the_midst_of_the_epoch(forge, own, short) -> None:
     more = [*HOW, str(2 * PER_EPOCH), "--resume-from", str(short.paths.folder)]
     longer = forge(2, *more, cwd=own)
     assert actions(longer)[0] == ("loaded", STEPS)

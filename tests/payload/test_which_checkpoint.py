@@ -40,9 +40,7 @@ def test_none_of_another_training(paths: RunPaths) -> None:
     assert len(of_own_run(paths, 3)) == 6
 
 
-def test_the_runs_own_are_taken_before_those_of_another_run(
-    paths: RunPaths, tmp_path: Path
-) -> None:
+def test_the_runs_own_are_taken_before_those_of_another_run(paths, tmp_path) -> None:
     (tmp_path / "other" / "checkpoints" / "00000030-0").mkdir(parents=True)
     job: Any = SimpleNamespace(attempt=0, resume_from=tmp_path / "other")
     assert names(candidates(job, paths)) == ["30-0"]

@@ -64,9 +64,6 @@ class Checkout:
         logs = self.folder / "logs"
         return "".join(path.read_text() for path in sorted(logs.glob(f"train-{job_id}.*")))
 
-    def single(self, job_id: str) -> RunPaths:
-        return RunPaths(self.folder / "logs" / "single" / f"job-{job_id}")
-
 
 def make_checkout(folder: Path, data: Path) -> Checkout:
     """Copy what a user has, without what is large: the source is linked."""

@@ -52,12 +52,6 @@ def plain():
 """
 
 
-def write_models(folder: Path) -> Path:
-    """A folder to work in, from which --model own_models:noisy can be imported."""
-    (folder / "own_models.py").write_text(MODELS)
-    return folder
-
-
 def final(result: Result) -> dict[str, Tensor]:
     """Every tensor of the newest checkpoint, by name."""
     (folder, *_) = store.found_in(result.paths.checkpoints)

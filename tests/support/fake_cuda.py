@@ -1,16 +1,8 @@
-"""GPUs that are not there: fake CUDA tensors, and torch.cuda's functions mocked.
+"""A GPU that is not there, and what would be done on it."""
 
-Fake tensors have shapes, types and a device, and no data. Every operation on them is listed.
-"""
-
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 GPU = torch.device("cuda", 0)
@@ -42,32 +34,3 @@ class Operations(TorchDispatchMode):
         else:
             return False
         return len(devices) > 1 and not kwargs.get("non_blocking")
-
-
-@contextmanager
-def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Tensors made inside are fake, and may be on a GPU; a backward pass computes nothing."""
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
-    monkeypatch.setattr(torch.Tensor, "backward", lambda self: None)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        yield
-
-
-class FakeCuda:
-    """GPUs of one process, by their UUIDs. chosen: the devices that set_device was called with."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *uuids: str) -> None:
-        self.uuids, self.chosen = list(uuids), []
-        self._patch = monkeypatch
-        self.mock("device_count", lambda: len(self.uuids))
-        self.mock("is_available", lambda: bool(self.uuids))
-        self.mock("set_device", self.chosen.append)
-        self.mock("get_device_properties", self._properties)
-        self.mock("get_device_name", lambda _=None: "Fake")
-
-    def mock(self, name: str, value: object) -> None:
-        """Replace a function of torch.cuda."""
-        self._patch.setattr(torch.cuda, name, value)
-
-    def _properties(self, device: int | torch.device) -> SimpleNamespace:
-        return SimpleNamespace(uuid=self.uuids[getattr(device, "index", device) or 0], name="Fake")

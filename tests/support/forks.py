@@ -23,13 +23,15 @@ from pathlib import Path
 from typing import Any
 
 
+def free_port() -> int:
+    with socket.create_server(("", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
 def places(ranks: int) -> list[dict[str, str]]:
     """The variables by which each rank of one machine finds its place."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     size = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-    group = {**size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    group = {**size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     return [{**group, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 

@@ -40,10 +40,6 @@ class Result:
         """Training and validation loss of each epoch."""
         return [r[name] for r in self.records("epoch") for name in ("train_loss", "val_loss")]
 
-    def accuracies(self) -> list[float]:
-        """Validation accuracy of each epoch."""
-        return [r["val_accuracy"] for r in self.records("epoch")]
-
     @property
     def outcome(self) -> dict[str, Any] | None:
         return read_json(self.paths.outcome(0))

@@ -133,8 +133,6 @@ if os.environ["RANK"] == "0":
         print(f"iter {step}: loss 3.0, time {900 if step == 0 else ms:.2f}ms, mfu 30.00%")
 """
 
-SILENT = "import time; time.sleep(0.5)"
-
 # The second rank fails wherever there is one.
 CRASHES = """
 import os, sys, time
@@ -147,4 +145,4 @@ OF_TORCH = {
     "plain": PLAIN, "lightning": LIGHTNING, "transformers": TRANSFORMERS, "accelerate": ACCELERATE
 }  # fmt: skip
 PROGRAMS = {name: LEAVES + text for name, text in OF_TORCH.items()}
-PROGRAMS |= {"prints": PRINTS, "silent": SILENT, "crashes": CRASHES}
+PROGRAMS |= {"prints": PRINTS, "silent": "import time; time.sleep(0.5)", "crashes": CRASHES}

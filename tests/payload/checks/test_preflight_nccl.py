@@ -73,8 +73,6 @@ def via(first: int, second: int, way: str) -> str:
 
 
 FAST = via(0, 1, "P2P/CUMEM/read") + via(1, 2, "NET/IB/0/GDRDMA")
-
-
 WAYS = [
     (FAST, "NET/IB GDRDMA between 1 pair of ranks (1-2); P2P/CUMEM between 1 pair", ""),
     (via(1, 2, "NET/Socket/3"), "", "TCP: NET/Socket between 1 pair of ranks (1-2): "),

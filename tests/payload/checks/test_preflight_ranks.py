@@ -29,15 +29,11 @@ from jobkit.checks.preflight.rendezvous import (
 )
 from jobkit.payload.place import RankEnv
 from ranks import on_ranks
+from support.forks import free_port
 from support.place import ROOT
 from support.rigs import environment
 
 NAME = {"rank": 3, "host": "n2"}
-
-
-def free_port() -> int:
-    with socket.create_server(("", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(autouse=True)
@@ -90,9 +86,7 @@ def test_a_torch_that_cannot_be_imported_is_one_line(tmp_path) -> None:
     assert "libcudart.so.12" in done.stdout and done.stdout.count("\n") == 1
 
 
-def test_bad_words_end_with_2_and_a_place_that_contradicts_itself_with_5(
-    capsys, monkeypatch
-) -> None:
+def test_bad_words_end_with_2_a_place_that_contradicts_itself_with_5(capsys, monkeypatch) -> None:
     assert cli.main(["--dataset", "cifar11"]) == 2
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert cli.main([]) == 2

@@ -177,10 +177,9 @@ class Model(nn.Sequential):
 
 class Single(Model):
     def forward(self, x):
-        return super().forward(x.float() if x.dtype == torch.float32 else self.refuse())
-
-    def refuse(self):
-        raise TypeError("float32 only")
+        if x.dtype != torch.float32:
+            raise TypeError("float32 only")
+        return super().forward(x)
 """
 
 

@@ -13,8 +13,6 @@ pytestmark = pytest.mark.usefixtures("fork_server")
 # What solves an exercise and is not in its skeleton: no check may name it.
 SOLVING = ("set_epoch", "DistributedSampler", "barrier", "zero_grad", "no_grad", "all_reduce",
            "destroy_process_group", "init_process_group", "model.train()")  # fmt: skip
-
-
 # A wrong solution is the right one with one mistake.
 RIGHT = {
     "2.1": """\
@@ -100,8 +98,6 @@ def evaluate(model, loader, device):
     return (sums[0] / sums[2]).item(), (sums[1] / sums[2]).item()
 """,
 }
-
-
 # What is wrong: in the right solution old becomes new; what the check says holds the last text.
 WRONG = (
     ("2.1", "rank of the node", 'environ["RANK"]', 'environ["LOCAL_RANK"]',

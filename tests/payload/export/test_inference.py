@@ -27,16 +27,11 @@ def built(forge: Start, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
     env = environment(PYTHONPATH=str(ROOT / "src"), TORCHINDUCTOR_CACHE_DIR=str(place / "cache"))
     words = [sys.executable, "-m", "jobkit", "export", str(run), "--to", "aoti", "--jacobian"]
     words += ["--max-batch", "16", "--out", str(place / "net")]
-    with (place / "export.log").open("w") as log:
-        export = subprocess.Popen(words, env=env, stdout=log, stderr=log)
-        configure = ["cmake", "-S", str(ROOT / "hpc/inference"), "-B", str(place / "build")]
-        configure += ["-D", f"Python3_EXECUTABLE={sys.executable}"]
-        for command in (configure, ["cmake", "--build", str(place / "build")]):
-            done = subprocess.run(command, env=env, capture_output=True, text=True)
-            if done.returncode:
-                export.kill()
-            assert done.returncode == 0, done.stdout + done.stderr
-        assert export.wait() == 0, (place / "export.log").read_text()
+    configure = ["cmake", "-S", str(ROOT / "hpc/inference"), "-B", str(place / "build")]
+    configure += ["-D", f"Python3_EXECUTABLE={sys.executable}"]
+    for command in (words, configure, ["cmake", "--build", str(place / "build")]):
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
     return place / "build" / "infer", place / "net"
 
 

@@ -90,12 +90,8 @@ def test_the_command_is_that_of_the_choice(capsys: pytest.CaptureFixture[str]) -
 def test_a_pipeline_is_taken_where_nothing_else_fits(capsys: pytest.CaptureFixture[str]) -> None:
     """One layer has nearly all parameters: gathered it is too large, wherever it is sharded."""
     words = ("--model", "mlp", "--width", "16", "--gpus-per-node", "2", "--images", "0")
-    assert main([*words, "--device-memory", "80"]) == Exit.OK
-    rows = re.findall(r"^[* ]  (\S[^\d]*?) +([\d.]+) +yes", capsys.readouterr().out, re.MULTILINE)
-    need = {label: float(gib) for label, gib in rows}
-    others = min(gib for label, gib in need.items() if label not in ("pp", "mp"))
-    assert need["pp"] < others
-    assert main([*words, "--device-memory", str((need["pp"] + others) / 2 / 0.9)]) == Exit.OK
+    # pp takes 0.528 GiB, fsdp 0.586; 0.9 of the memory may be used.
+    assert main([*words, "--device-memory", "0.62"]) == Exit.OK
     told = capsys.readouterr().out
     assert "recommended: pp\n" in told and "no strategy that splits the batch fits" in told
 

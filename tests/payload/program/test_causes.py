@@ -77,8 +77,6 @@ def test_what_was_measured_before_a_kill_is_there(tmp_path: Path, warm: Warm) ->
 
 
 LEAP_S = 1000.0  # of each batch of evaluation, which must not count
-
-
 DEAR = [pytest.param(name, marks=pytest.mark.long) for name in ("lightning", "transformers")]
 
 

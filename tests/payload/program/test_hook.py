@@ -2,13 +2,13 @@
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from support.forks import free_port
 from support.training_programs import LEAP
 from support.warm_programs import AUTO, Warm, run
 
@@ -113,9 +113,7 @@ for epoch in range(2):
     list(zip(*(PROGRAMS[i::5] for i in range(1, 5)), strict=True)),
     ids=PROGRAMS[::5],
 )
-def test_a_program_is_measured_unchanged(
-    steps: str, work: str, paused: str, program: str, tmp_path: Path, warm: Warm
-) -> None:
+def test_a_program_is_measured_unchanged(steps, work, paused, program, tmp_path, warm) -> None:
     ran = warm.run(tmp_path, HEAD + program)
     assert (ran.codes, ran.err) == ([0], [""])
     assert ran.sums() == (int(steps), int(work))
@@ -166,11 +164,8 @@ def test_ranks_that_the_program_starts_itself(tmp_path: Path, warm: Warm, method
         if __name__ == "__main__":
             mp.start_processes(rank, (2,), nprocs=2, start_method={!r})
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     start = run if method == "spawn" else warm.run
-    ran = start(tmp_path, program.format(method), PORT=port)
+    ran = start(tmp_path, program.format(method), PORT=str(free_port()))
     assert ran.codes == [0], ran.err
     assert [ran.sums(rank)[1] for rank in range(2)] == [48, 48]
     start = ran.records("run_start", rank=1)[0]
