@@ -386,7 +386,9 @@ def test_steps_of_unknown_work_are_not_compared() -> None:
     first = "Steps/s do not say whether a step's work grows with the ranks: state --scaling weak or"
     assert said[0].startswith(f"{first} strong. Until then nothing can be requested")
     weak = [steps_of_ranks(row | {"scaling": "weak"}) for row in rows]
-    page = "\n".join(verdict(results_from(frame(weak, RESULTS)), "ranks"))
+    of_ranks = results_from(frame(weak, RESULTS))
+    assert len(project_table(of_ranks, "1e6 rank-steps", 1, "ranks").rows) == 2
+    page = "\n".join(verdict(of_ranks, "ranks"))
     assert "Request 2 ranks with train: 1.98 times 1 rank, parallel efficiency 99%" in page
     assert "rank-steps/s" in page
 

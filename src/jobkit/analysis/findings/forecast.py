@@ -170,7 +170,7 @@ def _sent_share(
     each = (bytes_fp32 / groups,) if groups else ()  # the last one stays gathered
     size = ModelSize(parameters=bytes_fp32, shard_groups=each * (groups - 1), kept_groups=each)
     own = FACTS.get(settings.get("strategy", ""))
-    if not own or not bytes_fp32 or own.messages(settings, size) is None:
+    if not (own and bytes_fp32 and first.global_batch_size) or own.messages(settings, size) is None:
         raise UsageError("what it sends is known of ddp and fsdp alone, by settings and parameters")
     step_s = (first.global_batch_size or 0) / (first.throughput or 1)
     places = {s.world_size: (s.nodes, s.ranks_per_node or 1) for s in curve if s.nodes}

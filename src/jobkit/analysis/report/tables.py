@@ -173,7 +173,7 @@ def project_table(
     work: as 300e9 tokens or 90 epochs. Raises UsageError for another text, and where
     no size measures that unit.
     """
-    parts = re.fullmatch(r"\s*(\d+\.?\d*(?:e[+-]?\d+)?)\s+(\w+)\s*", work)
+    parts = re.fullmatch(r"\s*(\d+\.?\d*(?:e[+-]?\d+)?)\s+([\w-]+)\s*", work)
     amount = float(parts[1]) if parts else 0.0
     if not parts or amount <= 0:
         raise UsageError(f"--work {work!r}: an amount and its unit, as '300e9 tokens'")
