@@ -92,6 +92,13 @@ def test_checkpointing_computes_a_block_twice_and_its_statistics_once() -> None:
     assert all(map(torch.equal, plain.state_dict().values(), thrifty.state_dict().values()))
 
 
+def test_batch_normalisation_over_all_ranks_does_not_depend_on_their_number() -> None:
+    for norm, depends in ((nn.BatchNorm2d, True), (nn.SyncBatchNorm, False)):
+        strategy = strategy_class("single")(RunSpec(strategy="single"), RankEnv(), CPU)
+        strategy.setup(norm(3))
+        assert strategy.normalised is depends
+
+
 FOUR = RankEnv(world_size=4, local_world_size=4)
 
 

@@ -47,7 +47,7 @@ class Strategy:
         self.prefix = ""  # what a wrapper puts before the names of the model's tensors
         self.parameter_count = 0  # of the whole model, whatever this rank holds of it
         self.shard_groups: int | None = None  # those that have parameters
-        self.normalised = False  # the model has batch normalisation
+        self.normalised = False  # the model has batch normalisation over each rank's own part
 
     def setup(self, model: nn.Module) -> None:
         """Move the model to the device, wrap it, and compile it where that is wanted.
@@ -56,7 +56,8 @@ class Strategy:
         """
         self.check()
         self.parameter_count = sum(p.numel() for p in model.parameters())
-        self.normalised = any(isinstance(m, _BatchNorm) for m in model.modules())
+        norms = {type(m) for m in model.modules() if isinstance(m, _BatchNorm)}
+        self.normalised = bool(norms - {nn.SyncBatchNorm})
         if self.spec.activation_checkpointing:
             checkpoint_blocks(model)
         self.model = self.wrap(model)
