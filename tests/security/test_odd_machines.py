@@ -53,8 +53,7 @@ def test_slurms_log_is_in_a_folder_of_any_name(tmp_path, monkeypatch, name, repe
     (batch,) = make_batches(plan, list(plan.runs), Site(name="here"), LaunchRequest())
     text = submit.script(batch, plan.paths.submitit)
     line = next(line for line in text.splitlines() if line.startswith("#SBATCH --output="))
-    # As a shell reads it, sbatch takes the quotes off.
-    quoted = line.removeprefix("#SBATCH --output=")
+    quoted = line.removeprefix("#SBATCH --output=")  # as a shell, sbatch takes the quotes off
     path = subprocess.check_output(["bash", "-c", f"printf %s {quoted}"], text=True)
     for pattern, value in {"%j": "17", "%A": "17", "%a": "3"}.items():  # Slurm's
         path = path.replace(pattern, value)

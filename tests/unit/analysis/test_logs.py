@@ -65,6 +65,7 @@ def test_a_bad_request_is_one_line(place: Path, capsys) -> None:
         (["demo"], "not both"),
         (["--size", ""], "--logs needs --size"),
         (["--logs", "no-*.out"], "no such file"),
+        (["--logs", ""], "no such file"),  # it would be the current folder
         (["--size", "ranks"], "name its groups ranks, nodes or series, as 'gpus=(?P<ranks>"),
         (["--size", "ranks=("], "does not compile"),
         (["--size", r"gpus=(?P<ranks>\d+)"], "finds no number of ranks in any log"),

@@ -30,8 +30,8 @@ from support.training_programs import UNTIL_HIT
 PROGRAM, TRAINING = Program(words=("python", "train.py")), Program()
 GOOD = faults.Row(
     fault="kill", where="n1,n2", first_status="failed", evidence="task 1: Killed",
-    final_status="ok",
-    attempts=2, detected_s=1.25, restart_s=6.5, iterations_lost=5, same_parameters=True, orphans=0,
+    final_status="ok", attempts=2, detected_s=1.25, restart_s=6.5, iterations_lost=5,
+    same_parameters=True, orphans=0,
 )  # fmt: skip
 # It goes on to its end when it is asked to stop.
 DEAF = UNTIL_HIT.replace("75 if stop else 0", "0")

@@ -176,11 +176,9 @@ def test_the_live_rate_is_that_of_the_table(monkeypatch, capsys) -> None:
     heading, row = [" ".join(x.split()) for x in capsys.readouterr().out.splitlines()[1:]]
     assert heading == "run status epoch loss images/s"
     assert f" ok 3/3 0.700 {rate(plan.runs[run_id]):,.0f} " in f"{row} "
-    study = Study.of_command(("true",), name="own", gpus=(2,), work={"unit": "tokens"})
-    plan = study.expand()
+    plan = Study.of_command(("true",), name="own", gpus=(2,), work={"unit": "tokens"}).expand()
     plan.save()
-    ((run_id, spec),) = plan.runs.items()
-    run = FakeRun(plan.paths.folder, run_id, spec)
+    run = FakeRun(plan.paths.folder, *plan.runs, *plan.runs.values())
     for n, wall_s in enumerate((3.0, 0.5, 1.5)):
         window = {"steps": 5, "work": 80, "step": 5 * n + 5, "wall_s": wall_s, "warmup": n == 0}
         run.writer.write("window", **window)

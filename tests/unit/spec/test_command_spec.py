@@ -142,10 +142,9 @@ def test_the_scaling_is_seen_where_it_is_not_said() -> None:
 
 def labels(folder: Path, *words: str, **changes: Any) -> Counter[str]:
     """The series after another call of the same study, with this command."""
-    plan = Study(
-        name="fit", gpus=(1, 2), repeats=2, command=("python", "fit.py", *words), **changes
-    )
-    made = replace(plan.expand(), folder=folder)
+    command = ("python", "fit.py", *words)
+    study = Study(name="fit", gpus=(1, 2), repeats=2, command=command, **changes)
+    made = replace(study.expand(), folder=folder)
     made.save()
     return Counter(series_labels(Plan.read(made.paths.plan).runs).values())
 
