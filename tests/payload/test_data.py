@@ -31,9 +31,7 @@ from support.fake_cuda import GPU, Operations
     ("samples", "batch", "world", "accumulate"),
     [(250, 64, 8, 3), (512, 128, 2, 1), (5, 100, 8, 1), (9, 4, 1, 3)],
 )
-def test_every_sample_is_seen_once_in_the_batches_of_one_rank(
-    samples: int, batch: int, world: int, accumulate: int
-) -> None:
+def test_every_sample_is_seen_once_as_on_one_rank(samples, batch, world, accumulate) -> None:
     ranks = [list(Batches(samples, batch, r, world, accumulate, 5).epoch(1)) for r in range(world)]
     alone = list(Batches(samples, batch, 0, 1, 1, 5).epoch(1))
     assert len(alone) == len(Batches(samples, batch, 0, 1, 1, 5)) == -(-samples // batch)

@@ -180,13 +180,11 @@ def flipping(self, *args, **kwargs):
 
 torch.optim.SGD.step = flipping
 """
-FLIP_RUN = (*SMALL, "--epochs", "1", "--global-batch-size", "32", "--warmup-iterations", "1")
-FLIP_RUN += ("--check-ranks", "5")
 
 
 def test_the_rank_that_differs_is_named(forge: Start, own: Path) -> None:
     (own / "flips.py").write_text(FLIPS)
-    done = forge(2, *FLIP_RUN, "--strategy", "ddp", "--model", "flips:plain", cwd=own, code=4)
+    done = forge(2, *RUN, "--check-ranks", "5", "--model", "flips:plain", cwd=own, code=4)
     assert "[rank1] --check-ranks: after iteration 10 rank 1 has" in done.out
     assert "Traceback" not in done.out
     outcome = done.outcome or {}

@@ -247,7 +247,7 @@ def adamw(forge: Start, own: Path) -> tuple[Result, Result]:
         ([8, 4], "garbage", False, None),
     ],
 )
-def test_the_one_before_is_taken_or_the_run_begins_anew_or_is_refused(
+def test_a_broken_one_is_skipped(
     forge: Start, own: Path, adamw: tuple[Result, Result], tmp_path: Path,
     broken: list[int], change: str, named: bool, loaded: int | None,
 ) -> None:  # fmt: skip
