@@ -4,10 +4,9 @@ import itertools
 import multiprocessing
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from multiprocessing import forkserver
 from pathlib import Path
-from types import MappingProxyType
 
 import pytest
 import torch
@@ -79,21 +78,15 @@ def forge(_forks: Forks, data_dir: Path, tmp_path_factory: pytest.TempPathFactor
     device = os.environ.get("JOBKIT_TEST_DEVICE", "")
     on_device = ["--device", device, *(["--deterministic"] * (device == "cuda"))] if device else []
 
-    def start(
-        world: int,
-        *words: str,
-        run_dir: Path | None = None,
-        cwd: Path = ROOT,
-        env: Mapping[str, str] = MappingProxyType({}),
-        timeout_s: float = 900.0,
-        code: int | None = 0,
-    ) -> Result:
+    def start(world, *words, run_dir=None, cwd=ROOT, env=None, timeout_s=900.0, code=0) -> Result:
         if device == "cuda" and world > torch.cuda.device_count():
             pytest.skip(f"needs {world} GPUs")
         folder = run_dir or tmp_path_factory.mktemp("forge") / "run"
         files = tmp_path_factory.mktemp("out")
         argv = [str(MAIN), "--data-dir", str(data_dir), *on_device, *words]
-        ranks = [({**env, **place}, *[files / place["RANK"]] * 2) for place in places(world)]
+        ranks = [
+            ({**(env or {}), **place}, *[files / place["RANK"]] * 2) for place in places(world)
+        ]
         codes = _forks.fork([*argv, "--run-dir", str(folder)], cwd, ranks, timeout_s)
         out = "".join(file.read_text() for *_, file in ranks)
         assert code is None or codes == [code] * world, out

@@ -133,9 +133,6 @@ def normalised(images: torch.Tensor) -> torch.Tensor:
     return ((images.float() - torch.tensor(MEAN)) / torch.tensor(STD)).permute(0, 3, 1, 2)
 
 
-# The recipe
-
-
 def smooth_images(count: int) -> torch.Tensor:
     """Images whose neighbouring pixels and colours are much alike, as photographs' are."""
     generator = torch.Generator().manual_seed(1)

@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,20 +43,13 @@ class Forks:
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(words, env=env, stdin=pipe, stdout=pipe, text=True)
 
-    def fork(
-        self,
-        argv: Sequence[str],
-        folder: Path,
-        ranks: Sequence[tuple[Mapping[str, str], Path, Path]],
-        timeout_s: float = 1200.0,
-    ) -> list[Any]:
+    def fork(self, argv: list, folder: Path, ranks: list, timeout_s: float = 1200.0) -> list[Any]:
         """Run a script in a folder; ranks: variables and files of output."""
         request = {"argv": argv, "folder": folder, "ranks": ranks, "timeout_s": timeout_s}
         assert self.process.stdin and self.process.stdout
         self.process.stdin.write(json.dumps(request, default=str) + "\n")
         self.process.stdin.flush()
-        codes: list[Any] = json.loads(self.process.stdout.readline())
-        return codes
+        return json.loads(self.process.stdout.readline())
 
     def close(self) -> None:
         self.process.communicate(timeout=300)
