@@ -54,7 +54,6 @@ BAD = {
     "unknown, with the nearest": (lambda: whole_study("demo"), ["deno"], r"did you mean 'demo'\?"),
     "a path that is not there": (lambda: whole_study("demo"), ["x/deno"], r"did you mean 'demo'\?"),
     "empty": (lambda: whole_study("demo"), [""], r"no study ''"),
-    "a newline": (lambda: whole_study("demo"), ["a\nb"], r"no study 'a\\nb'"),
     "a file": (half_study, ["logs/half/plan.json"], r"is a file: give the study's folder"),
     "a run": (lone_run, ["alone"], r"is the folder of one run: name its study"),
     "an empty folder": (lambda: (logs() / "e").mkdir(parents=True), ["e"], r"has no plan\.json"),

@@ -108,13 +108,6 @@ def test_an_outlier_bends_no_forecast_and_is_listed(monkeypatch: pytest.MonkeyPa
     assert "1 outlier among the repeats (" in text
 
 
-def test_the_table_says_what_the_base_of_each_series_is() -> None:
-    series = {"slow": {1: [80.0]}, "near": {1: [99.0], 2: [150.0]}}
-    results = results_of({"ddp": {1: [100.0], 2: [190.0]}, **series})
-    words = "the serial run of the study, ddp at 1 rank; else to the same strategy and "
-    assert f"efficiency are relative to {words}" in proposal_table(results, "GPUs").notes[0]
-
-
 def test_the_proposals_table_as_markdown_and_latex() -> None:
     whole_study(strategies=("ddp",), gpus=(1, 2), repeats=2)
     table = proposal_table(collect("s"), "GPUs")
@@ -128,6 +121,11 @@ def test_the_proposals_table_as_markdown_and_latex() -> None:
     assert r"\shortstack[r]{time per\\epoch (s)}" in latex
     body = latex[latex.index(r"\end{tabular}") :]
     assert "Strong scaling. Speed-up and parallel" in body  # what is printed has its caveats
+    # What the base of each series is.
+    series = {"slow": {1: [80.0]}, "near": {1: [99.0], 2: [150.0]}}
+    results = results_of({"ddp": {1: [100.0], 2: [190.0]}, **series})
+    words = "relative to the serial run of the study, ddp at 1 rank; else to the same strategy and "
+    assert words in proposal_table(results, "GPUs").notes[0]
     # At 9 points a portrait page has room for some 90 characters; a head has lines of 11.
     heads = [max(map(len, head.split())) for head in table.heads]
     cells = [max(len(row[i]) for row in table.rows) for i in range(len(heads))]

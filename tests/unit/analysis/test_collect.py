@@ -209,8 +209,7 @@ def test_a_run_whose_log_cannot_be_read_has_no_rate(tmp_path: Path, monkeypatch)
     assert pd.isna(rows[first]["throughput"]) and pd.notna(rows[other]["throughput"])
     assert f"{first}/train.log cannot be read: a link that leads out" in str(found.warnings())
     monkeypatch.setattr("jobkit.analysis.collect.records.closed", lambda _: "Permission denied")
-    found = collect("n", write=False)
-    assert f"{other}/metrics cannot be read: Permission denied" in found.warnings()
+    assert f"{other}/metrics cannot be read: Permission denied" in collect("n").warnings()
 
 
 def test_the_best_evidence_of_ranks_that_work_together_counts() -> None:

@@ -36,9 +36,8 @@ def test_the_intervals_of_several_sizes_are_wider_by_their_number() -> None:
 
 
 def test_a_loss_on_the_whole_is_found_that_no_single_size_shows() -> None:
-    now, before = (
-        runs({n: [x * n * f for x in (97.0, 100, 103)] for n in (1, 2, 4)}) for f in (0.95, 1)
-    )
+    rates = {n: [97.0 * n, 100 * n, 103 * n] for n in (1, 2, 4)}
+    now, before = runs({n: [0.95 * x for x in own] for n, own in rates.items()}), runs(rates)
     *sizes, whole = compare(now, before)[0]
     assert whole.name == "on the whole" and whole.slower
     assert len(sizes) == 3 and not any(c.slower for c in sizes)
@@ -87,8 +86,7 @@ def test_the_command_is_a_gate_also_by_a_kept_table(capsys) -> None:
     whole_study("single-runs", strategies=("ddp",), gpus=(1, 2))
     assert main(["old", "single-runs"]) == 0  # the other's repeats show the spread
     assert "2 of 2 sizes judged: 0 slower beyond chance" in capsys.readouterr().out
-    for words in (["old"], ["old", "nowhere.csv"]):
-        refusal(main, words, capsys)
+    assert refusal(main, ["old"], capsys) and refusal(main, ["old", "nowhere.csv"], capsys)
     assert main(["single-runs", "single-runs"]) == 3
     path = StudyPaths(plan.paths.folder).results
     assert main(["old", str(path)]) == 0

@@ -26,8 +26,7 @@ MARKER = "s3cr3t-of-the-user"
 def plan_of(folder: Path, text: str, repeats: int = 1) -> Plan:
     """A saved study whose runs leave their environment in a file, and go on with a shell's text."""
     text = f'env > "{folder}/part"; mv "{folder}/part" "{folder}/seen"; {text}'
-    study = Study.of_command(("bash", "-c", text), name="s", gpus=(1,), repeats=repeats)
-    plan = study.expand()
+    plan = Study.of_command(("bash", "-c", text), name="s", gpus=(1,), repeats=repeats).expand()
     plan.save()
     return plan
 

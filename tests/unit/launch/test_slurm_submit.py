@@ -46,12 +46,9 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder where a fake sbatch leaves what it was given; nothing else is on PATH."""
     folder = tmp_path / "slurm"
     folder.mkdir()
-    for name, text in (
-        ("sbatch", SBATCH),
-        ("scancel", '#!/bin/sh\necho "$@" >> cancelled\n'),
-        ("squeue", "#!/bin/sh\ncat queue\n"),
-    ):
-        executable(folder / name, text)
+    executable(folder / "sbatch", SBATCH)
+    executable(folder / "scancel", '#!/bin/sh\necho "$@" >> cancelled\n')
+    executable(folder / "squeue", "#!/bin/sh\ncat queue\n")
     limit(folder, 1000)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")

@@ -165,11 +165,8 @@ def test_a_run_goes_on_while_it_is_read(run, sleeper, monkeypatch) -> None:
 def test_who_stopped_a_run_that_saved_and_ended_is_slurms_to_say() -> None:
     own = "SIGTERM after iteration 4"
     end = ended("preempted", own, 75)
-    for why, status in (
-        (" DUE TO TIME LIMIT", "timeout"),
-        ("", "cancelled"),
-        (" DUE TO JOB REQUEUE", "preempted"),
-    ):
+    requeued = " DUE TO JOB REQUEUE", "preempted"
+    for why, status in (" DUE TO TIME LIMIT", "timeout"), ("", "cancelled"), requeued:
         line = f"slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00{why} ***"
         state = judge(Facts(run_id="r", attempt=0, ending=end, tails={"log": [line]}))
         shown = own if status == "preempted" else line

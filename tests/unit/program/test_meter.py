@@ -156,8 +156,7 @@ def test_without_a_study_it_prints_all(tmp_path: Path) -> None:
 
 
 def test_without_start_the_calls_do_nothing(tmp_path: Path) -> None:
-    program = LOOP.replace('meter.start(unit="samples")', "")
-    done = measured(tmp_path, program)
+    done = measured(tmp_path, LOOP.replace('meter.start(unit="samples")', ""))
     assert (done.codes, done.out, done.err) == ([0], [""], [""])
 
 
