@@ -215,10 +215,15 @@ def _epoch(spec: RunSpec, epoch: int) -> dict[str, Any]:
     }
 
 
-def realistic_study(sizes: Sequence[int | str], repeats: int = 3) -> Plan:
-    """The study s under $JOBKIT_LOGS; one of its runs on a single rank is out of memory."""
+SIZES = (1, 2, 4, "2x4", "4x4", "8x4", "16x4")
+
+
+def realistic_study(sizes: Sequence[int | str] = SIZES, repeats: int = 3, name: str = "s") -> Plan:
+    """A study of 63 runs under $JOBKIT_LOGS; one of them on a single rank is out of memory."""
     settings = {"model": "resnet18", "precision": "bf16", "epochs": 8, "global_batch_size": 2048}
-    plan = make_plan(strategies=tuple(MACHINE), gpus=sizes, repeats=repeats, settings=settings)
+    plan = make_plan(
+        name, strategies=tuple(MACHINE), gpus=sizes, repeats=repeats, settings=settings
+    )
     for run_id, spec in plan.runs.items():
         start = start_fields(spec) | {"device": "NVIDIA H100 80GB HBM3", "device_type": "cuda"}
         start |= {"train_samples": SAMPLES, "backend": "nccl"}
