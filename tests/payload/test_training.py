@@ -197,7 +197,7 @@ def test_the_windows_have_each_step_of_each_rank_once(short: Result) -> None:
     assert work == SAMPLES + PART
     records = read_run(short.paths, None)
     observed = observed_of(short.paths.log, short.paths.folder, records, None, None, None)
-    assert observed and (observed.unit, observed.source) == ("images", "training")
+    assert observed and (observed.unit, observed.source) == ("images", "meter")
     assert records.lost == 0
 
 

@@ -148,7 +148,9 @@ def test_the_checkouts_python_stands_in(tmp_path, monkeypatch, capsys) -> None:
     ):
         monkeypatch.setenv("ON_PATH", on_path)
         monkeypatch.setenv("OWN", own)
-        monkeypatch.setenv(named or "OTHER", "python")
+        monkeypatch.delenv("JOBKIT_PYTHON", raising=False)
+        if named:
+            monkeypatch.setenv(named, "python")
         run = start.read_run([str(tmp_path / "run.sh"), "0", "0"])
         if taken is None:
             with pytest.raises(UsageError, match="no torch and torchvision: run 'make venv' once"):
