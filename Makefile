@@ -68,8 +68,9 @@ test: ## what a commit needs: packages, lint, types, and all tests but the long 
 	@$(MAKE) --no-print-directory -j2 packages lint types
 	$(PYTEST) -m "not long" --max-torch-starts 60
 
-test-all: test ## also the long ones: every strategy, every fault, programs of others
+test-all: test ## also the long ones: every strategy, every fault, programs of others, chaos
 	$(PYTEST) -m long
+	$(BIN)/python tests/bench/chaos.py --runs 6 --kills 8 --every 2
 
 lint: $(VENV)/.installed ## ruff: lint and format
 	$(BIN)/ruff check .
