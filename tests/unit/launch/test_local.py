@@ -125,13 +125,19 @@ def run(tmp_path: Path) -> Kit:
     return Kit(tmp_path)
 
 
-@pytest.mark.parametrize(("launcher", "shown"), [("srun", "none"), ("once", None)])
-def test_that_ranks_did_not_work_together_is_noted(run: Kit, launcher, shown) -> None:
+def test_that_ranks_did_not_work_together_is_noted(tmp_path: Path) -> None:
     """They wait until they were looked at often enough; of `once` nothing is said."""
     text = "export RANK WORLD_SIZE=2; for RANK in 0 1; do sleep 6 & done; wait"
-    command = ["--launcher", launcher, "--nproc-per-node", "2", "--no-auto", "--", "bash", "-c"]
-    assert run(*command, text, JOBKIT_LAUNCHER="local").returncode == 0
-    assert (read_json(run.run_dir / "job.json") or {})["ranks_together"] == shown
+    command = ["--nproc-per-node", "2", "--no-auto", "--", "bash", "-c", text]
+    kits, processes = [], []
+    for launcher in ("srun", "once"):
+        (tmp_path / launcher).mkdir()
+        kits.append(kit := Kit(tmp_path / launcher))
+        words = ["--launcher", launcher, *command]
+        processes.append(kit.start(*words, JOBKIT_LAUNCHER="local"))
+    assert [process.communicate() and process.returncode for process in processes] == [0, 0]
+    jobs = [read_json(kit.run_dir / "job.json") or {} for kit in kits]
+    assert [job["ranks_together"] for job in jobs] == ["none", None]
 
 
 def test_the_first_failure_ends_the_others_and_is_the_code(run: Kit) -> None:
