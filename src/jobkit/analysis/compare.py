@@ -141,10 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("study", metavar="STUDY", help="a study's folder or bare name")
     text = "another study, or a results.csv kept of one"
     parser.add_argument("other", metavar="OTHER", help=text)
-    number, text = (
-        at_least(float, 0),
-        "differences up to this many per cent do not count (default: 0)",
-    )
+    number, text = at_least(float, 0), "differences up to so many per cent do not count (default 0)"
     parser.add_argument("--tolerance", type=number, default=0.0, metavar="PERCENT", help=text)
     args = parser.parse_args(argv)
     if args.tolerance >= 100:

@@ -154,7 +154,7 @@ def _add_main_arguments(options: StudyParser) -> None:
     add("--unit", "what a step works on, as images or tokens", "TEXT")
     add("--work-per-step", "units of work in one optimizer step over all ranks, as 512 or "
         "'{32 * ranks}'", "X")  # fmt: skip
-    add("--scaling", "strong: the work of a step is fixed; weak: that of a rank is", None,
+    add("--scaling", "strong: the work of a step is fixed over all ranks; weak: per rank", None,
         choices=SCALINGS)  # fmt: skip
     add("--together", "the ranks share the work though they exchange nothing: compare their sizes",
         None, action="store_true")  # fmt: skip

@@ -417,8 +417,8 @@ def test_loss_and_accuracy_differ_where_the_ranges_of_the_repeats_do() -> None:
     assert "Accuracy: unchanged." in found
     diverged = {"ddp": {1: [0.3], 2: [float("nan")], 4: [0.3]}}
     found = verdict(learnt("val_loss", diverged, diverged), "GPUs")
-    assert "; accuracy is no number on 2 GPUs: tune first" in found[0]
-    assert "Loss is no number on 2 GPUs (ddp)." in found
+    assert "; accuracy is NaN or missing on 2 GPUs: tune first" in found[0]
+    assert "Loss is NaN or missing on 2 GPUs (ddp)." in found
     for same, text in ((0.0, "Loss: unchanged."), (-9.0, "Loss falls from -9 to -9.9 on 2 GPUs")):
         found = verdict(learnt("val_loss", {"ddp": {1: [same], 2: [1.1 * same]}}), "GPUs")
         assert text in " ".join(found) and "tune" not in found[0]

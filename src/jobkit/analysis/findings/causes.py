@@ -202,7 +202,7 @@ def _of_breakdown(one: SizeBreakdown) -> Factors:
         f"{1 - own['random_balance']:.0%} of the step",
         "data_wait": f"waiting for data takes {wait:.0%} of the step",
         "load_balance": f"{late} {work} {uneven - 1:.0%} longer than the others",
-        "computation": f"a sample takes {grown:.0%} more rank-seconds, most in host code"
+        "computation": f"a sample takes {grown:.0%} more rank-seconds, most of it in host code"
         if host_more > compute_more
         else f"computing a sample takes {grown:.0%} more rank-seconds",
     }

@@ -71,7 +71,7 @@ def caveats(results: Results, unit: str, request: Size | None = None) -> list[Ca
     ]
 
 
-def disturbed(results: Results) -> bool:
+def unusable(results: Results) -> bool:
     """Whether rates say nothing: most runs on CPUs beside other programs, or steps of any work."""
     if _unknown_work(results):
         return True
@@ -160,7 +160,7 @@ class Change:
         """What it does, as it follows its name."""
         ends = f"from {form(self.before)} to {form(self.after)}"
         known = f"{'falls' if self.fell > 0 else 'rises'} {ends}"
-        return "is no number" if math.isinf(self.after) else known
+        return "is NaN or missing" if math.isinf(self.after) else known
 
 
 def changes(results: Results, sizes: Sequence[Size], column: str) -> list[Change]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.findings.causes import base_of, cause_of, values_of
-from jobkit.analysis.findings.conditions import Caveat, caveats, changes, differ, disturbed, failure
+from jobkit.analysis.findings.conditions import Caveat, caveats, changes, differ, failure, unusable
 from jobkit.analysis.scaling import MIN_EFFICIENCY
 from jobkit.analysis.scaling.scaling import (
     FASTER,
@@ -84,7 +84,7 @@ def verdict(results: Results, unit: str, least: float = MIN_EFFICIENCY) -> list[
 def request_of(results: Results, least: float = MIN_EFFICIENCY) -> Size | None:
     """The size to request, of the kind of scaling that was measured first."""
     sizes = [s for s in first_kind(results.sizes) if s.throughput is not None]
-    return None if disturbed(results) else _size_to_request(sizes, least)
+    return None if unusable(results) else _size_to_request(sizes, least)
 
 
 def first_kind(sizes: Sequence[Size]) -> list[Size]:
@@ -142,7 +142,7 @@ def _request(
     results: Results, sizes: Sequence[Size], unit: str, least: float
 ) -> tuple[str, list[Caveat]]:
     """What to request, without a full stop, and the caveats that follow it."""
-    if disturbed(results):
+    if unusable(results):
         return "Until then nothing can be requested", caveats(results, unit)
     size = _size_to_request(sizes, least)
     doubts = caveats(results, unit, size)
@@ -244,7 +244,7 @@ def _limits(results: Results, measured: Sequence[Size], unit: str, least: float)
         verb = "seems to stay" if unsure else "stays"
         return f"Efficiency {verb} above {100 * least:g}% up to {text}."
     verb = "seems to fall" if unsure else "falls"
-    cause = "" if disturbed(results) else cause_of(results, own)
+    cause = "" if unusable(results) else cause_of(results, own)
     return f"Efficiency {verb} below {100 * least:g}% at {text}{cause}."
 
 
