@@ -36,6 +36,7 @@ from torch.utils.data import DataLoader, Dataset
 E = lambda name, value=0.0: float(os.environ.get(name, value))
 torch.set_num_threads(1); torch.manual_seed(0)
 dist.init_process_group("gloo"); rank = dist.get_rank()
+if cores := os.environ.get("CORES"): os.sched_setaffinity(0, {int(cores.split(",")[rank])})
 truth = dict.fromkeys(("late", "data", "host", "rare", "transfer"), 0.0)
 def plant(name, seconds):
     if seconds:
@@ -87,6 +88,20 @@ json.dump(out, open(os.environ["TRUTH"] + f".{rank}", "w"))
 dist.barrier()
 """
 
+# Two machines with a slow and a fast network between them: namespaces, and two pairs of interfaces.
+TWO_NETWORKS = """
+ip link set lo up; unshare -n sleep 900 & other=$!; sleep 1; far="nsenter -t $other -n"
+for i in 0 1; do
+    ip link add net$i type veth peer name net$i netns $other
+    ip addr add 10.0.$i.1/24 dev net$i && ip link set net$i up
+    $far ip addr add 10.0.$i.2/24 dev net$i && $far ip link set net$i up
+done
+slow="root tbf rate 400mbit burst 256k latency 50ms"
+for at in "" "$far"; do $at tc qdisc add dev net0 $slow; done
+export WORLD_SIZE=2 MASTER_ADDR=10.0.1.1 MASTER_PORT=29500
+RANK=1 $far "$@" & RANK=0 "$@"; wait $!; kill $other
+"""
+
 # Name: what is planted; the column that must say it, and the truth; who is late, and by what.
 CASES: dict[str, tuple[dict[str, str], str, str, tuple[int, str] | None]] = {
     "nothing": ({}, "", "", None),
@@ -117,6 +132,9 @@ def run(folder: Path, planted: dict[str, str], why: int = 5, steps: int = STEPS)
         slow = f"tc qdisc add dev lo root tbf rate {rate} burst 256k latency 50ms"
         line = f"ip link set lo up && {slow} && {shlex.join(words)}"
         words = ["unshare", "-rn", "sh", "-c", line]
+    if "GLOO_SOCKET_IFNAME" in planted:
+        python = [sys.executable, str(folder / "train.py")]
+        words = ["unshare", "-rn", "sh", "-c", TWO_NETWORKS, "sh", *python]
     subprocess.run(words, env=env, check=True, timeout=600, stdout=subprocess.DEVNULL)
     said = [json.loads((folder / f"truth.{rank}").read_text()) for rank in range(2)]
     ran = Ran([], [], [], folder / "metrics")
@@ -176,6 +194,10 @@ REMEDIES: dict[str, tuple[str, dict[str, str], dict[str, str]]] = {
     ),
     "buckets of 1 MiB in place of 25": ("communication", {"H": "1024"}, {"BUCKET": "1"}),
     "two loader workers": ("data wait", {"DATA": "0.002"}, {"WORKERS": "2"}),
+    "cores of its own for each rank": ("compute", {"H": "512", "CORES": "0,0"}, {"CORES": "0,1"}),
+    "the faster of two networks": (
+        "communication", {"H": "512", "GLOO_SOCKET_IFNAME": "net0"}, {"GLOO_SOCKET_IFNAME": "net1"}
+    ),
     "leave the slow node out": ("late rank", {"LATE": "0.04"}, {"LATE": "0"}),
 }  # fmt: skip
 

@@ -16,10 +16,14 @@ if TYPE_CHECKING:
 
 def add_log_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of collect for logs that exist already."""
+    from jobkit.metric.pattern import PATTERNS
+
     text = "Each file is a run; STUDY is not given then."
     add = parser.add_argument_group("logs without a plan", text).add_argument
     add("--logs", nargs="+", metavar="FILE", help="the logs")
-    add("--pattern", metavar="NAME", help=f"{_patterns()} (default: [METRIC] key=value lines)")
+    known = ", ".join(sorted(p.stem for p in PATTERNS.glob("*.toml")))
+    text = f"how lines are read: {known}, or a TOML file (default: [METRIC] key=value lines)"
+    add("--pattern", metavar="NAME", help=text)
     text = (
         "finds each log's size, in its name or its text: a group named ranks or, with "
         "--gpus-per-node, nodes; a group series names its curve"
@@ -35,13 +39,6 @@ def add_log_options(parser: argparse.ArgumentParser) -> None:
     add("--work-per-step", type=positive, metavar="N", help=text)
     text = "steps after the first line that are not compared (default 0); that line never is"
     add("--warmup-steps", type=at_least(int, 0), default=0, metavar="N", help=text)
-
-
-def _patterns() -> str:
-    from jobkit.metric.pattern import PATTERNS
-
-    known = ", ".join(sorted(p.stem for p in PATTERNS.glob("*.toml")))
-    return f"how lines are read: {known}, or a TOML file"
 
 
 def given_logs(args: argparse.Namespace) -> "GivenLogs":

@@ -196,6 +196,13 @@ CASES: dict[str, tuple[Callable[[], Results], list[str], list[str]]] = {
     "repeats that share nodes": (
         lambda: study(GOOD, calm, lambda row: row.update(node_list=f"n{row['world_size']}")),
         ["; repeats shared their nodes: intervals are too narrow", "seems to stay above 80%"], []),
+    "repeats of one size that share nodes": (lambda: study(GOOD, calm, at_8(node_list="n1,n2")),
+        ["; repeats on 8 GPUs shared their nodes: intervals are too narrow", "seems to stay"], []),
+    "times with the start of the program": (lambda: study((1, 0.98, 0.95, 0.721), calm, lambda row:
+            row.update(throughput_source="pattern x (one rate, start-up included)")),
+        ["; rates are of whole runs, start-up included", "seems to fall"], []),
+    "no faster on more": (lambda: study((1, 0.98, 0.95, 0.476)),
+        ["Fastest: ddp on 8 GPUs", "efficiency; ddp on 4 GPUs may be as fast."], []),
     "jobs that share nodes": (lambda: study(GOOD, calm, lambda row: row.update(start_time_s=1.7e9)),
         ["12 runs shared nodes (n0, n1, n2, n3 and 1 more) with others: use --exclusive"], []),
     "one run of each": (lambda: study((1, 0.95, 0.9, 0.845), calm, repeats=1),
@@ -263,7 +270,7 @@ def test_a_study_of_known_cause_gets_the_lines_of_an_expert(name: str) -> None:
         # What may be as fast is named; without repeats all within 5 %.
         ({"ddp": {1: [1000.0, 990], 4: [3400.0, 3440], 8: [3420.0, 3470]},
           "fsdp": {1: [700.0, 701], 8: [3410.0, 3390], 16: [3430.0, 3450]}},
-         ["ddp on 8 GPUs, 3,445 images/s at 43% efficiency; fsdp may be as fast."]),
+         ["ddp on 8 GPUs, 3,445 images/s at 43% efficiency; ddp on 4 GPUs, fsdp may be as fast."]),
         ({"ddp": {1: [100.0], 2: [195.0]}, "fsdp": {1: [100.0], 2: [190.0]}},
          ["98% efficiency; fsdp may be as fast."]),
         ({"ddp": {1: [100.0], 2: [195.0]}, "fsdp": {1: [100.0], 2: [150.0]}}, ["98% efficiency."]),
@@ -447,6 +454,10 @@ def test_which_series_needs_the_least_memory() -> None:
     }
     results = learnt("peak_memory_mib", peaks)
     assert "Least memory on 4 GPUs: fsdp 400 MiB, most ddp 7.8 GiB." in verdict(results, "GPUs")
+    full = results.runs.copy()
+    full.loc[(full["series"] == "ddp") & (full["world_size"] == 4), "status"] = "oom"
+    lines = verdict(results_from(full), "GPUs")
+    assert any("Least memory on 4 GPUs: fsdp 400 MiB, ddp ran out of it." in x for x in lines)
     results.runs.loc[results.runs["series"] != "ddp", "device_type"] = "cpu"
     dp = learnt("peak_memory_mib", {"dp": {1: [800.0]}, "single": {1: [400.0]}})
     dp.runs.loc[dp.runs["series"] == "dp", "devices"] = 4
@@ -491,3 +502,12 @@ def test_of_several_kinds_of_rates_the_first_is_told_and_the_others_are_named() 
     assert lines[0].startswith("Request 2 GPUs with x/s strong: ")
     words = " The table has unstated scaling in y/s, weak scaling in x/s too."
     assert lines[0].endswith(words) and "weak" not in "".join(lines[1:])
+
+
+def test_rates_of_two_models_are_not_ranked() -> None:
+    rates = {1: [100.0, 101.0], 2: [190.0, 191.0]}
+    large = {n: [9 * x for x in own] for n, own in rates.items()}
+    runs = results_of({"ddp, cnn": rates, "ddp, mlp": large}).runs
+    lines = verdict(results_from(runs.assign(model=runs["series"].str[5:])), "GPUs")
+    assert lines[0].startswith("Request 2 GPUs with ddp, cnn: ")
+    assert lines[0].endswith(" The table has mlp too.") and "mlp" not in "".join(lines[1:])

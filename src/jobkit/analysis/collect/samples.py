@@ -74,9 +74,7 @@ def _energy(ranks: Mapping[int, Sequence[Record]], scope: str, wanted: object) -
         uuids = samples[0].get("gpu_uuids") if scope == "gpu" else None
         gpus = (str(samples[0].get("host")), uuids) if uuids and isinstance(uuids, str) else rank
         if values:
-            rises = (
-                now - before if now >= before else now for before, now in pairwise([0, *values])
-            )
-            joules[gpus] = sum(rises)
+            pairs = pairwise([0, *values])
+            joules[gpus] = sum(now - old if now >= old else now for old, now in pairs)
             count += 1
     return sum(joules.values()) if count == wanted else None

@@ -142,7 +142,9 @@ def cause_of(results: Results, size: Size) -> str:
     half = math.log(ends[1] / ends[0]) / 2 if ends and ends[0] > 0 else 0.0
     gap = total - known
     close = abs(gap) <= max(half, _MIN_TOLERANCE, _TOLERANCE * total) and 2 * known >= total
-    words = " and ".join(_named(factors, total if gap > 0 and not close else known))
+    least = _NAMED * (total if gap > 0 and not close else known)
+    lost = [(f, text) for f, text in sorted(factors.values()) if f < 1 and -math.log(f) >= least]
+    words = " and ".join(text for _, text in lost)  # the largest loss first
     if not factors:
         text = "; what it is lost to was not measured"
     elif close:
@@ -157,12 +159,6 @@ def cause_of(results: Results, size: Size) -> str:
         text = f"; {f'{words}, but ' if words else ''}{share:.0%} of the loss is outside of what "
         text += "was measured"
     return "; ".join(filter(None, [text, ", ".join(different)])) if text else ""
-
-
-def _named(factors: Factors, total: float) -> list[str]:
-    """The words of the factors that make up a third of a loss or more, the largest first."""
-    parts = sorted(factors.values())
-    return [words for factor, words in parts if factor < 1 and -math.log(factor) >= _NAMED * total]
 
 
 def _of_waiting(results: Results, size: Size, first: Size) -> Factors:

@@ -64,10 +64,10 @@ def caveats(results: Results, unit: str, request: Size | None = None) -> list[Ca
         *_different(results, compared, request, unit),
         *_unsteady(results, rated),
         *_drift(results, compared, rated),
-        *_nodes(results, compared),
+        *_nodes(results, compared, unit),
         *_few(results, compared, request, unit),
         *(_outlying(own) if not slow else ()),
-        *_inferred(results.runs),
+        *_sources(results.runs),
     ]
 
 
@@ -349,15 +349,20 @@ def _drift(results: Results, compared: Sequence[Size], sizes: Sequence[Size]) ->
         yield Caveat(text, doubts=True)
 
 
-def _nodes(results: Results, compared: Sequence[Size]) -> Iterator[Caveat]:
-    """Runs that used a node at the same time; repeats on one set of nodes, another of each size."""
+def _nodes(results: Results, compared: Sequence[Size], unit: str) -> Iterator[Caveat]:
+    """Runs that used a node at the same time; sizes whose repeats all had the same of the nodes."""
     if shared := _shared(results):
         yield Caveat(f"{shared} with others: use --exclusive", doubts=True)
-    lists = _rated(results, "node_list", compared)
-    lists["value"] = [",".join(sorted(text.split(","))) for text in lists["value"]]
-    own = lists.groupby("place")["value"]
-    if (own.nunique() == 1).all() and (own.size() > 1).any() and lists["value"].nunique() > 1:
-        yield Caveat("repeats shared their nodes: intervals are too narrow", doubts=True)
+    listed = [(s, [results.rows[run].get("node_list") for run in s.rated_runs]) for s in compared]
+    used = [(s, [frozenset(text.split(",")) for text in lists if text]) for s, lists in listed]
+    every = frozenset[str]().union(*(own for _, lists in used for own in lists))
+    repeated = [(size, {*lists}) for size, lists in used if len(lists) > 1]
+    # Repeats on all nodes of the study had no others to run on.
+    narrow = [size for size, lists in repeated if len(lists) == 1 and every not in lists]
+    if narrow:
+        varied = any(len(lists) > 1 for _, lists in repeated)
+        of = f" on {some([where(s, unit) for s in narrow], _SHOWN)}" if varied else ""
+        yield Caveat(f"repeats{of} shared their nodes: intervals are too narrow", doubts=True)
 
 
 @lru_cache(maxsize=1)
@@ -407,9 +412,12 @@ def _outlying(sizes: Sequence[Size]) -> Iterator[Caveat]:
         yield Caveat(f"{counted(len(found), 'outlier')} among the repeats ({some(found, _SHOWN)})")
 
 
-def _inferred(runs: pd.DataFrame) -> Iterator[Caveat]:
-    """A rate of samples that nobody has stated."""
-    known = runs[(runs["status"] == "ok") & runs["throughput"].notna()]["work_source"].dropna()
+def _sources(runs: pd.DataFrame) -> Iterator[Caveat]:
+    """Rates of samples that nobody has stated, or with the start-up in them."""
+    rated = runs[(runs["status"] == "ok") & runs["throughput"].notna()]
+    known = rated["work_source"].dropna()
     if count := int((known == _INFERRED).sum()):
         of = "" if count == len(known) else f" in {count} of {len(known)} runs"
         yield Caveat(f"samples are inferred from the batches{of}: state --work-per-step")
+    if any("start-up included" in source for source in rated["throughput_source"].dropna()):
+        yield Caveat("rates are of whole runs, start-up included", doubts=True)

@@ -17,6 +17,7 @@ from jobkit.analysis.scaling.scaling import (
     FASTER,
     comparable_at,
     is_single,
+    kind_of,
     may_be_equal,
     spread_of,
     surely_faster,
@@ -37,9 +38,9 @@ _MEASURES: dict[str, tuple[str, Callable[[float], str]]] = {
 def verdict(results: Results, unit: str, least: float = MIN_EFFICIENCY) -> list[str]:
     """The lines, the most important first. unit: GPUs, or ranks.
 
-    Of several kinds of scaling or units they are of the one that was measured first.
+    Of several kinds of scaling, units, models or data they are of what was measured first.
     """
-    measured = [s for s in first_kind(results.sizes) if s.throughput is not None]
+    measured = [s for s in first_kind(results.sizes, 3) if s.throughput is not None]
     total, ok = len(results.runs), int((results.runs["status"] == "ok").sum())
     runs = f"{ok} of {total} runs ok" if ok < total else f"All {total} runs ok"
     runs = runs if total > 1 or not ok else "The one run is ok"
@@ -53,9 +54,12 @@ def verdict(results: Results, unit: str, least: float = MIN_EFFICIENCY) -> list[
     later = [c for c in doubts if not c.first]
     grave = [c.text for c in later if c.grave or c is later[0]]
     first = [*(sentence(c.text) for c in doubts if c.first), request]
-    rest = sorted({_kind(s) for s in results.sizes if s.throughput} - {_kind(measured[0])})
-    others = [f"{scaling or 'unstated'} scaling in {rate}" for scaling, rate in rest]
-    kinds = f" The table has {some(others, 2)} too." * bool(rest)
+    kind = kind_of(measured[0])
+    others = [
+        " of ".join(part for part, first in zip(other, kind, strict=True) if part != first)
+        for other in sorted({kind_of(s) for s in results.sizes if s.throughput} - {kind})
+    ]
+    kinds = f" The table has {some(others, 2)} too." * bool(others)
     left = MAX_WORDS - len(f"{' '.join(first)} {kinds} {runs}".split())
 
     def fitting(*texts: str) -> list[str]:
@@ -83,19 +87,17 @@ def verdict(results: Results, unit: str, least: float = MIN_EFFICIENCY) -> list[
 
 def request_of(results: Results, least: float = MIN_EFFICIENCY) -> Size | None:
     """The size to request, of the kind of scaling that was measured first."""
-    sizes = [s for s in first_kind(results.sizes) if s.throughput is not None]
+    sizes = [s for s in first_kind(results.sizes, 3) if s.throughput is not None]
     return None if unusable(results) else _size_to_request(sizes, least)
 
 
-def first_kind(sizes: Sequence[Size]) -> list[Size]:
-    """The sizes of the kind of scaling and of the unit that were measured first."""
+def first_kind(sizes: Sequence[Size], parts: int = 1) -> list[Size]:
+    """The sizes of the kind of scaling and unit that were measured first; 3 parts: model and data.
+
+    Rates of several models or data sets are drawn in one figure, and not ranked.
+    """
     first = min(sizes, key=lambda s: s.throughput is None, default=None)
-    return [s for s in sizes if first and _kind(s) == _kind(first)]
-
-
-def _kind(size: Size) -> tuple[str, str]:
-    """What sizes share that are compared: the kind of scaling, empty if not stated, and unit."""
-    return size.scaling or "", size.throughput_unit
+    return [s for s in sizes if first and kind_of(s)[:parts] == kind_of(first)[:parts]]
 
 
 def _size_to_request(sizes: Sequence[Size], least: float) -> Size | None:
@@ -203,18 +205,17 @@ def _fastest(results: Results, sizes: Sequence[Size], unit: str, least: float) -
     if not known:
         return ""
     best = max(known, key=lambda s: s.throughput or 0)
-    rate = best.throughput or 0
     text = f"Fastest: {best.series} on {_short(best, unit)}, "
-    text += f"{rounded(rate)} {best.throughput_unit}"
+    text += f"{rounded(best.throughput or 0)} {best.throughput_unit}"
     if best.efficiency is not None and not best.is_base:
         text += f" at {percent(best.efficiency, least)} efficiency"
     text += _of_few(best)
-    same = [s for s in known if comparable_at(s) == comparable_at(best) and s is not best]
-    if pool:
-        equal = [s.series for s in same if may_be_equal(best, s, pool)]
-    else:
-        equal = [s.series for s in same if (s.throughput or 0) * FASTER > rate]
-    return f"{text}; {some(equal, _SHOWN)} may be as fast." if equal else f"{text}."
+    equal = [s for s in known if s is not best and may_be_equal(best, s, pool)]
+    names = [s.series for s in equal if comparable_at(s) == comparable_at(best)]
+    smaller = [s for s in equal if (s.devices or 0) < (best.devices or 0)]
+    if few := min(smaller, key=lambda s: s.devices or 0, default=None):
+        names.insert(0, f"{few.series} on {_short(few, unit)}")
+    return f"{text}; {some(names, _SHOWN)} may be as fast." if names else f"{text}."
 
 
 def _of_few(size: Size) -> str:
@@ -275,18 +276,22 @@ def _memory(results: Results, unit: str) -> str:
     groups = defaultdict[tuple[object, ...], list[Size]](list)
     for size in results.sizes:
         # The one process of dp drives several GPUs, and its peak is that of the first.
-        if size.devices == size.world_size and not size.note and size.peak_memory_mib:
+        known = size.peak_memory_mib or "oom" in size.not_ok
+        if known and size.devices == size.world_size and not size.note:
             groups[comparable_at(size)].append(size)
     for group in sorted(groups.values(), key=lambda g: -(g[0].world_size or 0)):
         rows = [results.rows[run] for size in group for run in size.ok_runs]
-        if len(group) > 1 and len(values_of(rows, "device_type")) < 2:
-            low, *_, high = sorted(group, key=lambda s: s.peak_memory_mib or 0)
-            if not differ(low.peaks_memory_mib, high.peaks_memory_mib):
+        full = [s.series for s in group if "oom" in s.not_ok]
+        fit = [s for s in group if s.series not in full]
+        if len(group) > 1 and fit and len(values_of(rows, "device_type")) < 2:
+            low, high = (end(fit, key=lambda s: s.peak_memory_mib or 0) for end in (min, max))
+            if not full and not differ(low.peaks_memory_mib, high.peaks_memory_mib):
                 return ""
-            peaks = [(s.series, s.peak_memory_mib or 0) for s in (low, high)]
             least, most = (
-                f"{name} {x / 1024:.2g} GiB" if x >= 1024 else f"{name} {x:.0f} MiB"
-                for name, x in peaks
+                f"{s.series} {x / 1024:.2g} GiB" if x >= 1024 else f"{s.series} {x:.0f} MiB"
+                for s in (low, high)
+                if (x := s.peak_memory_mib)
             )
-            return f"Least memory on {_short(low, unit)}: {least}, most {most}."
+            most = f"{some(full, _SHOWN)} ran out of it" if full else f"most {most}"
+            return f"Least memory on {_short(low, unit)}: {least}, {most}."
     return ""

@@ -21,7 +21,7 @@ RUNS = "runs/h"  # of a command of which nothing else is known
 EPOCH = "epoch"
 _OF_RUNS = {"runs": "run", "shares": "one rank's share of a run"}
 _KEYS = ["series", "world_size", "nodes", "ranks_per_node"]
-_FACTS = ("strategy", "scaling", "global_batch_size", "batch_size_per_rank")
+_FACTS = ("strategy", "scaling", "global_batch_size", "batch_size_per_rank", "model", "dataset")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,8 @@ class Size:
     peak_memory_mib: float | None  # median, then every repeat
     peaks_memory_mib: tuple[float, ...]
     val_accuracy: float | None
+    model: str | None = None
+    dataset: str | None = None
     time_of: str = EPOCH  # what the time is of: epoch, run, or an amount of work, as 10M tokens
     time_amount: float | None = None  # that in units of work: time_s = time_amount / throughput
     time_s: float | None = None  # median, then every repeat
