@@ -19,7 +19,6 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -78,20 +77,15 @@ def loader_of(dataset: Any, sampler: Any = None) -> Any:
     return DataLoader(dataset, BATCH // WORLD_SIZE, shuffle=sampler is None, sampler=sampler)
 
 
-def plain(dataset: Any, bf16: bool, ready: bool = False) -> None:
-    """The tutorial's loop; under torchrun with DDP. ready: on one batch, channels last."""
+def plain(dataset: Any, bf16: bool) -> None:
+    """The tutorial's loop; under torchrun with DDP."""
     model, sampler = CNN(10), None
-    if ready:
-        model = model.to(memory_format=torch.channels_last)
     if WORLD_SIZE > 1:
         torch.distributed.init_process_group("gloo")
         model = torch.nn.parallel.DistributedDataParallel(model)
         sampler = torch.utils.data.DistributedSampler(dataset)
-    optimizer, batches = sgd(model), loader_of(dataset, sampler)
-    if ready:
-        x, y = next(iter(batches))
-        batches = [(x.to(memory_format=torch.channels_last), y)] * len(batches)
-    for x, y in batches:
+    optimizer = sgd(model)
+    for x, y in loader_of(dataset, sampler):
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             logits = model(x)
@@ -122,8 +116,6 @@ def lightning(dataset: Any, bf16: bool) -> None:
 
 
 PEERS: dict[str, Callable[[Any, bool], None]] = {"plain": plain, "lightning": lightning}
-NO_DATA = "no data"  # the most that a trainer without any work on data reaches on this machine
-PEERS[NO_DATA] = partial(plain, ready=True)
 
 
 def rank(way: str, precision: str, threads: int, steps: int) -> None:
@@ -195,7 +187,7 @@ def compare(name: str, found: dict[str, list[dict[str, float]]]) -> Figures:
         ratios[way] = tuple(map(ratio, ours, columns.values()))
         line = "  {:12} {:8.0f} {:10.2f} s {:6.1f} s".format(way, *mids[way])
         print(line + ("" if way == "ours" else "{:19.2f} {:7.2f} {:7.2f}".format(*ratios[way])))
-    peers = [way for way in found if way not in ("ours", NO_DATA)]
+    peers = [way for way in found if way != "ours"]
     best = max(peers, key=lambda way: mids[way][0])
     quickest = min(peers, key=lambda way: mids[way][1])
     return {f"{name}: rate": ratios[best][0], f"{name}: start": ratios[quickest][1]}
@@ -206,8 +198,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="(default 3)")
     parser.add_argument("--steps", type=int, default=14, help="optimizer steps (default 14)")
     args = parser.parse_args()
-    ways = ["ours", *(way for way in PEERS if way != "lightning" or find_spec(way))]
-    print(f"beside {', '.join(ways[1:])}")
+    ways = ["ours", *(way for way in PEERS if way == "plain" or find_spec(way))]
+    print(f"of {', '.join(PEERS)} these are installed: {', '.join(ways[1:])}")
     figures, rates, starts = Figures(), Figures(), Figures()
     for precision in precisions():
         for ranks in (1, 2):

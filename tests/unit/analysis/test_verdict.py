@@ -457,7 +457,7 @@ def test_which_series_needs_the_least_memory() -> None:
     full = results.runs.copy()
     full.loc[(full["series"] == "ddp") & (full["world_size"] == 4), "status"] = "oom"
     lines = verdict(results_from(full), "GPUs")
-    assert any("Least memory on 4 GPUs: fsdp 400 MiB, ddp ran out of it." in x for x in lines)
+    assert any("Least memory on 4 GPUs: fsdp 400 MiB; ddp ran out of memory." in x for x in lines)
     results.runs.loc[results.runs["series"] != "ddp", "device_type"] = "cpu"
     dp = learnt("peak_memory_mib", {"dp": {1: [800.0]}, "single": {1: [400.0]}})
     dp.runs.loc[dp.runs["series"] == "dp", "devices"] = 4

@@ -13,7 +13,7 @@ from dataclasses import replace
 from statistics import median, median_low
 from typing import Any, BinaryIO
 
-from jobkit.analysis.collect.steps import Observation, Observed
+from jobkit.analysis.collect.steps import WITH_START, Observation, Observed
 from jobkit.analysis.tables.text import counted
 from jobkit.errors import ANSI
 from jobkit.metric.kinds import Record
@@ -107,6 +107,7 @@ def observed_lines(
             why = f"with a step of over {SLOW} times the median, as with an evaluation in it"
             not_taken.append(f"{count} {why}: the mean has them")
     source += f" ({pattern.contains})" * bool(pattern.contains)
+    source += f", {WITH_START}" * (pattern.spans == "running")
     return _in_one_unit(steps, planned, source, not_taken)
 
 

@@ -21,6 +21,7 @@ from jobkit.analysis.collect.lines import (
 from jobkit.analysis.collect.records import RunRecords, epoch_of
 from jobkit.analysis.collect.steps import (
     IN_STEPS,
+    WITH_START,
     Observed,
     number,
     observed_windows,
@@ -40,7 +41,7 @@ from jobkit.outcome.logs import MOST_READ
 from jobkit.outcome.state import RunState
 from jobkit.spec.command import CommandSpec, PlannedRun
 
-WALL_TIME = "wall time of the run, start-up included"
+WALL_TIME = f"wall time of the run, {WITH_START}"
 _RESULT_NAMES = frozenset(c.name for c in RESULTS)
 _RECORDED = [c for c in RESULTS if c.record in ("run_start", "startup")]
 # Columns from the field versions of run_start, where cudnn_version is cudnn.

@@ -15,6 +15,7 @@ from jobkit.analysis.tables.frames import Row
 from jobkit.metric.kinds import Record
 
 MAX_ROWS = 1000  # of one run in steps.csv or samples.csv
+WITH_START = "start-up included"  # what a source says whose rates are of whole runs
 IN_STEPS = "steps/s"  # the unit of a rate whose work is not known
 NO_UNIT = "units"  # of work that is counted or stated without a unit
 _TOO_LARGE = 1 << 63  # to be computed with

@@ -111,8 +111,8 @@ FIGURES = (
         "why",
         "Shares of a step's time by cause: means over ranks; below, where one comes last beyond "
         "chance, the time of each rank. Waiting for later ranks is apart from exposed "
-        "communication; breakdown_communication_s of results.csv has both. Changes that helped "
-        "against each cause are in docs/own-program.md.",
+        "communication; breakdown_communication_s of results.csv has both. What "
+        "helped against a cause is in docs/own-program.md.",
         why_figure,
     ),
     StudyFigure(

@@ -143,8 +143,8 @@ def cause_of(results: Results, size: Size) -> str:
     gap = total - known
     close = abs(gap) <= max(half, _MIN_TOLERANCE, _TOLERANCE * total) and 2 * known >= total
     least = _NAMED * (total if gap > 0 and not close else known)
-    lost = [(f, text) for f, text in sorted(factors.values()) if f < 1 and -math.log(f) >= least]
-    words = " and ".join(text for _, text in lost)  # the largest loss first
+    lost = (text for f, text in sorted(factors.values()) if f < 1 and -math.log(f) >= least)
+    words = " and ".join(lost)  # the largest first
     if not factors:
         text = "; what it is lost to was not measured"
     elif close:

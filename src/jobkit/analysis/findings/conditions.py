@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.collect.steps import IN_STEPS
+from jobkit.analysis.collect.steps import IN_STEPS, WITH_START
 from jobkit.analysis.collect.why import busy_clause
 from jobkit.analysis.findings.causes import base_of, differences, median_of, rows_of, values_of
 from jobkit.analysis.scaling.sizes import Size, where
@@ -419,5 +419,5 @@ def _sources(runs: pd.DataFrame) -> Iterator[Caveat]:
     if count := int((known == _INFERRED).sum()):
         of = "" if count == len(known) else f" in {count} of {len(known)} runs"
         yield Caveat(f"samples are inferred from the batches{of}: state --work-per-step")
-    if any("start-up included" in source for source in rated["throughput_source"].dropna()):
-        yield Caveat("rates are of whole runs, start-up included", doubts=True)
+    if any(WITH_START in source for source in rated["throughput_source"].dropna()):
+        yield Caveat(f"rates are of whole runs, {WITH_START}", doubts=True)

@@ -18,7 +18,6 @@ from jobkit.analysis.scaling.scaling import (
     comparable_at,
     is_single,
     kind_of,
-    may_be_equal,
     spread_of,
     surely_faster,
 )
@@ -40,7 +39,7 @@ def verdict(results: Results, unit: str, least: float = MIN_EFFICIENCY) -> list[
 
     Of several kinds of scaling, units, models or data they are of what was measured first.
     """
-    measured = [s for s in first_kind(results.sizes, 3) if s.throughput is not None]
+    measured = [s for s in first_kind(results.sizes, ranked=True) if s.throughput is not None]
     total, ok = len(results.runs), int((results.runs["status"] == "ok").sum())
     runs = f"{ok} of {total} runs ok" if ok < total else f"All {total} runs ok"
     runs = runs if total > 1 or not ok else "The one run is ok"
@@ -56,7 +55,7 @@ def verdict(results: Results, unit: str, least: float = MIN_EFFICIENCY) -> list[
     first = [*(sentence(c.text) for c in doubts if c.first), request]
     kind = kind_of(measured[0])
     others = [
-        " of ".join(part for part, first in zip(other, kind, strict=True) if part != first)
+        " of ".join(part for part, same in zip(other, kind, strict=True) if part != same)
         for other in sorted({kind_of(s) for s in results.sizes if s.throughput} - {kind})
     ]
     kinds = f" The table has {some(others, 2)} too." * bool(others)
@@ -87,17 +86,18 @@ def verdict(results: Results, unit: str, least: float = MIN_EFFICIENCY) -> list[
 
 def request_of(results: Results, least: float = MIN_EFFICIENCY) -> Size | None:
     """The size to request, of the kind of scaling that was measured first."""
-    sizes = [s for s in first_kind(results.sizes, 3) if s.throughput is not None]
+    sizes = [s for s in first_kind(results.sizes, ranked=True) if s.throughput is not None]
     return None if unusable(results) else _size_to_request(sizes, least)
 
 
-def first_kind(sizes: Sequence[Size], parts: int = 1) -> list[Size]:
-    """The sizes of the kind of scaling and unit that were measured first; 3 parts: model and data.
+def first_kind(sizes: Sequence[Size], *, ranked: bool = False) -> list[Size]:
+    """The sizes of the kind of scaling and of the unit that were measured first.
 
-    Rates of several models or data sets are drawn in one figure, and not ranked.
+    ranked: of the first model and data set alone; others are drawn beside them, but not ranked.
     """
     first = min(sizes, key=lambda s: s.throughput is None, default=None)
-    return [s for s in sizes if first and kind_of(s)[:parts] == kind_of(first)[:parts]]
+    end = None if ranked else 1
+    return [s for s in sizes if first and kind_of(s)[:end] == kind_of(first)[:end]]
 
 
 def _size_to_request(sizes: Sequence[Size], least: float) -> Size | None:
@@ -210,7 +210,7 @@ def _fastest(results: Results, sizes: Sequence[Size], unit: str, least: float) -
     if best.efficiency is not None and not best.is_base:
         text += f" at {percent(best.efficiency, least)} efficiency"
     text += _of_few(best)
-    equal = [s for s in known if s is not best and may_be_equal(best, s, pool)]
+    equal = [s for s in known if s is not best and not surely_faster(best, s, pool)]
     names = [s.series for s in equal if comparable_at(s) == comparable_at(best)]
     smaller = [s for s in equal if (s.devices or 0) < (best.devices or 0)]
     if few := min(smaller, key=lambda s: s.devices or 0, default=None):
@@ -292,6 +292,6 @@ def _memory(results: Results, unit: str) -> str:
                 for s in (low, high)
                 if (x := s.peak_memory_mib)
             )
-            most = f"{some(full, _SHOWN)} ran out of it" if full else f"most {most}"
-            return f"Least memory on {_short(low, unit)}: {least}, {most}."
+            rest = f"; {some(full, _SHOWN)} ran out of memory" if full else f", most {most}"
+            return f"Least memory on {_short(low, unit)}: {least}{rest}."
     return ""

@@ -212,14 +212,6 @@ def comparable_at(size: Size) -> tuple[object, ...]:
     return kind_of(size), size.nodes, size.ranks_per_node
 
 
-def may_be_equal(size: Size, other: Size, pool: Pool | None) -> bool:
-    """Whether no test says that they differ; without repeats, whether other is 5 % slower."""
-    if pool is None:
-        return (other.throughput or 0) * FASTER > (size.throughput or 0)
-    samples = sample_of(size), sample_of(other)
-    return all(rates for rates, _ in samples) and not pool.differ(*samples)
-
-
 def check_efficiency(
     measured: Sequence[Size], least: float, at: int
 ) -> tuple[list[str], list[str]]:
