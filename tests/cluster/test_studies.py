@@ -51,6 +51,14 @@ def test_the_other_ready_scripts_start_four_ranks(cluster, kit, script, nodes) -
     assert sorted(told) == [f"I am {r} of 4, {r % own} of {own} on {r // own}" for r in range(4)]
 
 
+@pytest.mark.parametrize("gpus", [["--gres=gpu:2"], ["--gpus-per-task=1", "--gpus-per-node=2"]])
+def test_each_rank_sees_all_gpus_that_its_job_has_on_the_node(cluster, kit, gpus) -> None:
+    words = [*gpus, "--ntasks-per-node=2", "--exclusive", "run.sh", "--why", "0"]
+    job_id = kit.sbatch(cluster, *words, "--", "sh", "-c", "echo sees $CUDA_VISIBLE_DEVICES")
+    assert cluster.wait(job_id) == ("COMPLETED", "0:0"), kit.log(job_id)
+    assert re.findall(r"^sees .*", kit.log(job_id), re.MULTILINE) == ["sees 0,1"] * 2
+
+
 @pytest.mark.long
 def test_ranks_of_two_jobs_do_not_train_together(cluster, kit: Checkout) -> None:
     """The same master and port, but of jobs with other restart counts."""

@@ -197,15 +197,10 @@ def test_in_an_allocation_srun_starts_the_payload(run: Fake) -> None:
 
 
 def test_srun_binds_no_rank_away_from_its_peers(run: Fake) -> None:
-    for variables, said, unsaid in (
-        ({"SLURM_GPUS_PER_TASK": "1"}, "--gpu-bind=none", "closest"),
-        ({"SLURM_GPUS_PER_TASK": "1", "SLURM_GPU_BIND": "closest"}, "CPU_BIND=none", "--gpu-bind"),
-        ({"SLURM_CPU_BIND": "x"}, "CPU_BIND=x", "--gpu-bind"),
-        ({"SLURM_CPU_BIND": "x", "SLURM_STEP_ID": "4294967290"}, "CPU_BIND=none", "--gpu-bind"),
-    ):
-        run(SLURM_JOB_ID="7", **variables)
+    for step, said in (({}, "CPU_BIND=x"), ({"SLURM_STEP_ID": "4294967290"}, "CPU_BIND=none")):
+        run(SLURM_JOB_ID="7", SLURM_CPU_BIND="x", **step)
         words = " ".join(run.calls()[-1])
-        assert said in words and unsaid not in words
+        assert said in words and "--gpu" not in words
 
 
 def test_ranks_are_the_tasks_that_the_job_asked_for(monkeypatch) -> None:
@@ -220,6 +215,9 @@ def test_ranks_are_the_tasks_that_the_job_asked_for(monkeypatch) -> None:
         assert start.read_run(["run.sh", "0", "0", *words]).ranks == ranks
     # srun would refuse the number of a job of `sbatch --ntasks-per-gpu` beside it.
     assert start.step_environment({"SLURM_NTASKS_PER_GPU": "1", "A": "b"}) == {"A": "b"}
+    # Nor takes it run.sh's header beside `sbatch --gres=gpu:2`, and shows a task its own GPU alone.
+    gpus = {"SLURM_GPUS_PER_NODE": "4", "SLURM_GPUS_PER_TASK": "1", "SLURM_GPUS_ON_NODE": "2"}
+    assert start.step_environment(gpus) == {"SLURM_GPUS_ON_NODE": "2"}
 
 
 IMPATIENT = """

@@ -245,10 +245,16 @@ def _has_torch(python: str) -> bool:
 
 
 def step_environment(env: dict[str, str], whole_node: bool = False) -> dict[str, str]:
-    """What srun must not inherit: options of the job that contradict those that it gets."""
+    """What srun must not inherit: options of the job that contradict those that it gets.
+
+    A step that asks for no GPUs has all of its job, and shows each rank all of its node: NCCL then
+    copies by NVLink, and the ranks take theirs by local rank. run.sh's header asks for 4 on a node,
+    whatever sbatch's --gres said.
+    """
     unwanted = {"SLURM_TRES_PER_TASK", "SLURM_NTASKS_PER_GPU"}
+    unwanted |= {f"SLURM_GPUS{of}" for of in ("", "_PER_NODE", "_PER_SOCKET", "_PER_TASK")}
     if whole_node:
-        unwanted |= {"SLURM_GPUS_PER_TASK", "SLURM_CPUS_PER_TASK"}
+        unwanted |= {"SLURM_CPUS_PER_TASK"}
     if env.get("SLURM_STEP_ID"):  # an interactive shell is a step, whose binding is its own
         unwanted |= {f"SLURM_{name}" for name in SLURM_BINDING}
     return {name: value for name, value in env.items() if name not in unwanted}
@@ -259,14 +265,11 @@ def srun_line(
 ) -> list[str]:
     """srun, which starts these words as so many tasks on each of so many nodes: (nodes, tasks).
 
-    It does not inherit cores. With GPUs per task it shows each rank its own only: then NCCL cannot
-    copy between those of a node by NVLink; the ranks take theirs by local rank. Without
-    --kill-on-bad-exit the ranks that are left would wait forever. Never --unbuffered: srun then
-    tears lines.
+    It does not inherit cores. Without --kill-on-bad-exit the ranks that are left would wait
+    forever. Never --unbuffered: srun then tears lines.
     """
-    cpus, gpus = env.get("SLURM_CPUS_PER_TASK"), env.get("SLURM_GPUS_PER_TASK")
+    cpus = env.get("SLURM_CPUS_PER_TASK")
     start = ["srun", "--kill-on-bad-exit=1", *more]
-    start += ["--gpu-bind=none"] if gpus and not env.get("SLURM_GPU_BIND") else []
     start += [f"--cpus-per-task={cpus}"] if cpus else []
     start += [f"--nodes={size[0]}", f"--ntasks={math.prod(size)}", f"--ntasks-per-node={size[1]}"]
     return [*start, *run.srun_options, *run.inside, *words]
