@@ -39,3 +39,4 @@ def test_run_sh_trains_nothing_in_an_unsound_allocation(cluster, kit, tmp_path) 
     (fault,) = [line for line in kit.log(job_id).split("\n") if "FAULT" in line]
     assert f"port {port} cannot be used: Address already in use" in fault and "ss -ltnp" in fault
     assert "nothing was trained" in kit.log(job_id) and "[METRIC]" not in kit.log(job_id)
+    assert kit.statuses(cluster, "single")[f"job-{job_id}"] == "failed"

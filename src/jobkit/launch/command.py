@@ -73,7 +73,8 @@ def leave_spec(study: StudyPaths, run_id: str, spec: PlannedRun) -> None:
     if isinstance(spec, CommandSpec) and not paths.spec.exists():
         paths.folder.mkdir(parents=True, exist_ok=True)
         ids = {"v": 1, "study": study.folder.name, "run_id": run_id}
-        write_json(paths.spec, {**ids, "spec": spec.to_dict()})
+        where = {"script": str(Path(spec.script).absolute())} if spec.script else {}
+        write_json(paths.spec, {**ids, **where, "spec": spec.to_dict()})
 
 
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:

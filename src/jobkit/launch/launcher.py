@@ -17,6 +17,7 @@ from jobkit.launch.start import MAX_RESTARTS
 from jobkit.launch.states import States, counted, select, wait_for_end
 from jobkit.metric.pattern import load_pattern
 from jobkit.outcome.state import RunState
+from jobkit.paths import read_json
 from jobkit.permissions import check_study, closed_to_others, next_folder
 from jobkit.spec.command import RUN_DIR, CommandSpec
 from jobkit.spec.dataset import absence, check_source
@@ -142,6 +143,7 @@ def prepare(plan: Plan, request: LaunchRequest) -> Launch:
         _check_here(prepared)
     else:
         _check_slurm(prepared, site)
+    prepared.notes += _of_other_programs(prepared)
     words = [word for spec in commands for word in spec.command]
     if len(commands) > 1 and not any(RUN_DIR in w or "JOBKIT_RUN_DIR" in w for w in words):
         what = f"all {len(commands)} runs start in this folder"
@@ -161,6 +163,26 @@ def _check_scripts(commands: Sequence[CommandSpec], site: Site | None) -> None:
         if spec.script and not Path(spec.script).exists():
             where = f"no such file in {Path.cwd()}, in which the command runs"
             raise UsageError(f"{' '.join(spec.command[:2])}: {where}")
+
+
+def _of_other_programs(prepared: Launch) -> list[str]:
+    """A note where a program has changed since runs of it that are ok, and so are not started.
+
+    Raises UsageError where they are of another program of the same name.
+    """
+    changed = set()
+    for run_id in prepared.plan.runs.keys() - set(prepared.run_ids):
+        spec, paths = prepared.plan.runs[run_id], prepared.plan.paths.run(run_id)
+        if not (isinstance(spec, CommandSpec) and spec.script and paths.log.exists()):
+            continue
+        script, left = Path(spec.script).absolute(), read_json(paths.spec) or {}
+        if left.get("script", str(script)) != str(script):
+            of = f"of another program, {left['script']}"
+            raise UsageError(f"{run_id} is ok already, {of}: give another --name")
+        if script.exists() and script.stat().st_mtime > paths.log.stat().st_mtime:
+            changed.add(spec.script)
+    what = "has changed since runs of it that are kept: to measure all again, another --name"
+    return [f"{script} {what}" for script in sorted(changed)]
 
 
 def _check_here(prepared: Launch) -> None:
@@ -195,6 +217,9 @@ def _check_slurm(prepared: Launch, site: Site) -> None:
         notes.append(f"{what} are requested: {say}")
     if not prepared.run_ids:
         return
+    if unused := [name for name in os.environ if name.startswith("SBATCH_")]:
+        how = "as an option (--help-slurm) or in the site's profile"
+        notes.append(f"{', '.join(unused)} of the environment has no effect: say it {how}")
     prepared.batches = slurm.make_batches(plan, prepared.run_ids, site, request)
     hours = sum(batch.node_hours for batch in prepared.batches)
     limit = str(prepared.batches[0].options["time"])

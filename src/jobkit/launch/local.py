@@ -83,6 +83,12 @@ def warnings(plan: Plan) -> list[str]:
         texts.append(f"{counted(gpus, 'GPU')} for up to {largest} ranks: {on_cpu}")
     if largest > cores and (largest > gpus or "cpu" in devices):
         texts.append(f"up to {largest} ranks share {cores} cores: timings are not meaningful")
+    free = {s.world_size for s in plan.runs.values() if not getattr(s, "threads", 0)}
+    shares = {max(1, cores // size) for size in free}
+    if (not gpus or "cpu" in devices) and len(shares) > 1 and not os.environ.get("OMP_NUM_THREADS"):
+        most, few = max(shares), min(shares)
+        how = f"for ranks that compare say OMP_NUM_THREADS={few}"
+        texts.append(f"a rank computes with {most} cores at one size, with {few} at another: {how}")
     return texts
 
 

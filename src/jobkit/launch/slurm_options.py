@@ -88,8 +88,8 @@ def make_batches(
         runs = shapes[shape]
         name = plan.study.name if whole else _job_name(plan, runs, shape)
         options = sbatch_options(shape, site, request.options, name)
-        if whole and "time" not in request.options:  # the site's limit is for one run
-            options["time"] = str(math.ceil(minutes(site.time) * len(run_ids)))
+        if whole:  # a limit, the site's or --time, is for one run
+            options["time"] = str(math.ceil(minutes(str(options["time"])) * len(run_ids)))
         options |= warning(options)
         for begin in range(0, len(runs), limit):
             part = tuple(runs[begin : begin + limit])

@@ -112,11 +112,6 @@ def start_attempt(run: Run) -> tuple[Children, socket.socket | None]:
     words = [*run.training]
     if run.command:
         env = start.command_environment(run, env)
-        if not run.paths.spec.exists() and not run.machine:
-            size = {"nodes": run.nodes, "ranks_per_node": run.ranks}
-            spec = {"command": run.command, "launcher": run.launcher, **size}
-            ids = {"v": 1, "study": run.folder.parent.name, "run_id": run.folder.name}
-            write_json(run.paths.spec, {**ids, "spec": spec})
     elif not run.only:
         words += ["--run-dir", str(run.folder), "--attempt", str(run.attempt)]
     if not run.allocation:
@@ -332,6 +327,15 @@ def prepare_allocation(run: Run) -> None:
         environ["JOBKIT_NODE_ALONE"] = "1"
 
 
+def leave_spec(run: Run) -> None:
+    """Write spec.json of a command, which its study may have left; a training writes its own."""
+    if run.command and not run.machine and not run.paths.spec.exists():
+        size = {"nodes": run.nodes, "ranks_per_node": run.ranks}
+        spec = {"command": run.command, "launcher": run.launcher, **size}
+        ids = {"v": 1, "study": run.folder.parent.name, "run_id": run.folder.name}
+        write_json(run.paths.spec, {**ids, "spec": spec})
+
+
 def note_first(run: Run) -> None:
     """Note the job's first attempt: with it the restarts are bounded, also after a requeue."""
     path, job_id = run.paths.attempts / "first", os.environ["SLURM_JOB_ID"]
@@ -437,6 +441,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if run.allocation:
             note_first(run)
         note_job(run)
+        leave_spec(run)
     os.environ.pop("JOBKIT_LAUNCHER", None)  # what the ranks start is no run of the study
     begun, code = time.monotonic(), check_preflight(run) if preflight else int(Exit.OK)
     if code == Exit.OK and not (run.only and run.command):

@@ -264,6 +264,8 @@ def _by_exit_code(code: int) -> tuple[str, str]:
         return "cancelled" if stopped else "failed", f"ended by {name} (exit code {code})"
     if code == Exit.AGAIN:
         return "preempted", "stopped early with a checkpoint (exit code 75)"
+    if code == Exit.PREFLIGHT:
+        return "failed", "a check of --preflight failed (exit code 5): its job's log has the FAULT"
     if code == 0:
         return "failed", "exit code 0 without an outcome file"
     return "failed", f"ended with exit code {code}"

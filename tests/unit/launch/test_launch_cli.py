@@ -1,7 +1,9 @@
 """run_benchmarks.py before anything starts: the plan, dry runs, and bad input."""
 
+import os
 import re
 import shlex
+import time
 from pathlib import Path
 
 import pytest
@@ -151,6 +153,33 @@ def test_runs_that_start_in_one_folder_are_noted_once(capsys) -> None:
         assert cli.main(f"--site local --name x --dry-run --gpus {words}".split()) == 0
         said = capsys.readouterr().out
         assert said.count(note) == n == said.count("{run_dir},")
+
+
+def test_what_is_kept_is_of_this_program_and_the_name_alone_goes_on(
+    tmp_path, logs, monkeypatch, capsys
+) -> None:
+    words = ["--site", "local", "--name", "x", "--gpus", "1", "--", "python", "p.py"]
+    for place in ("b", "a"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "p.py").write_text("print('done')")
+        monkeypatch.chdir(tmp_path / place)
+    assert cli.main(words) == 0
+    (tmp_path / "a" / "p.py").write_text("print('mended')")
+    later = time.time() + 60
+    os.utime(tmp_path / "a" / "p.py", (later, later))
+    capsys.readouterr()
+    assert cli.main(["--name", "x", "--site", "local"]) == 0
+    said = capsys.readouterr().out
+    assert "p.py has changed since runs of it that are kept" in said and "1 ok already" in said
+    monkeypatch.chdir(tmp_path / "b")
+    assert cli.main(words) == 2
+    assert f"of another program, {tmp_path}/a/p.py: give another --name" in capsys.readouterr().err
+
+
+def test_variables_of_sbatch_are_said_to_have_no_effect(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("SBATCH_ACCOUNT", "centre")
+    assert cli.main(["--site", "minicluster", "--gpus", "1", "--dry-run", "--", "true"]) == 0
+    assert "SBATCH_ACCOUNT of the environment has no effect: say it" in capsys.readouterr().out
 
 
 def test_the_default_study_is_told_and_on_slurm_named(tmp_path, logs, monkeypatch, capsys) -> None:

@@ -118,6 +118,9 @@ def test_one_batch_a_shape_and_node_hours(tmp_path: Path) -> None:
     names = ("nodes", "ntasks-per-node", "time")
     assert [batch.options[name] for name in names] == ["2", "4", "240"]
     assert batch.node_hours == 2 * 4
+    request = LaunchRequest(within_allocation=True, options={"time": "00:10:00"})  # of one run
+    (batch,) = make_batches(whole, list(whole.runs), site, request)
+    assert batch.options["time"] == "80"
 
 
 @pytest.mark.parametrize("name", ["alps", "example", "minicluster"])

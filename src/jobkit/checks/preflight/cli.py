@@ -15,8 +15,9 @@ from collections.abc import Sequence
 
 from jobkit.errors import Exit, Parser, UsageError, at_least, command
 from jobkit.gpus import hide_gpus
-from jobkit.paths import logs_root
+from jobkit.paths import RunPaths, logs_root
 from jobkit.payload import main as payload
+from jobkit.payload.report import write_spec
 
 EPILOG = """examples:
   bash run.sh --preflight --dry-run            in an allocation (salloc, or a batch script)
@@ -70,7 +71,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:  # of the launcher's variables, with the fix
         fault = f"ranks: {me}: {error}; fix: start ranks with srun as run.sh does"
     else:
-        return made.check()
+        code = made.check()
+        if code and rank == "0" and training.run_dir:  # the list of runs has this one too
+            names = ("strategy", "model", "dataset")
+            tasks, nodes = (int(os.environ.get(f"SLURM_{n}", 1)) for n in ("NTASKS", "NNODES"))
+            size = {"nodes": nodes, "ranks_per_node": tasks // nodes}
+            write_spec(RunPaths(run_dir), {n: getattr(spec, n) for n in names} | size, 0)
+        return code
     print("[preflight] FAULT", fault, flush=True)
     return Exit.PREFLIGHT
 
