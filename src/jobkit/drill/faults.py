@@ -1,13 +1,13 @@
 """The faults of a drill, what a run under one left, and the table of the results."""
 
-import csv
-import io
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from jobkit.launch.slurm_options import Options
 from jobkit.outcome.evidence import START_MARK
@@ -98,13 +98,9 @@ _YES = {True: "yes", False: "no", None: ""}
 
 def write_csv(rows: Sequence[Row], path: Path) -> None:
     """Write one row per fault; an unknown value is empty."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [f.name for f in fields(Row)], lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        cells = {k: f"{v:.3f}" if isinstance(v, float) else v for k, v in asdict(row).items()}
-        writer.writerow({**cells, "same_parameters": _YES[row.same_parameters]})
-    write_whole(path, text.getvalue())
+    table = pd.DataFrame(map(asdict, rows)).convert_dtypes()
+    table["same_parameters"] = [_YES[row.same_parameters] for row in rows]
+    write_whole(path, table.to_csv(index=False, float_format="%.3f"))
 
 
 def show(rows: Sequence[Row], console: "Console") -> None:

@@ -67,12 +67,11 @@ def _restart_words(max_restarts: int | None) -> list[str]:
     return [] if max_restarts is None else ["--max-restarts", str(max_restarts)]
 
 
-def leave_spec(study: StudyPaths, run_id: str, spec: PlannedRun) -> None:
+def leave_spec(paths: RunPaths, spec: PlannedRun) -> None:
     """Write spec.json in the run's folder, unless the program writes it itself or it is there."""
-    paths = study.run(run_id)
     if isinstance(spec, CommandSpec) and not paths.spec.exists():
         paths.folder.mkdir(parents=True, exist_ok=True)
-        ids = {"v": 1, "study": study.folder.name, "run_id": run_id}
+        ids = {"v": 1, "study": paths.folder.parent.name, "run_id": paths.folder.name}
         where = {"script": str(Path(spec.script).absolute())} if spec.script else {}
         write_json(paths.spec, {**ids, **where, "spec": spec.to_dict()})
 

@@ -218,7 +218,7 @@ def to_kubernetes(
     folder = plan.paths.folder / "kubernetes"
     folder.mkdir(exist_ok=True)
     for run_id, yaml in texts.items():
-        leave_spec(plan.paths, run_id, plan.runs[run_id])
+        leave_spec(plan.paths.run(run_id), plan.runs[run_id])
         write_whole(folder / f"{run_id}.yaml", yaml)
     for note in plan.notes:
         print(f"note: {note}")

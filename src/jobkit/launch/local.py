@@ -189,7 +189,7 @@ def start(plan: Plan, run_ids: Sequence[str], request: LaunchRequest) -> "subpro
     for run_id in run_ids:
         spec = plan.runs[run_id]
         runs[run_id] = local_command(spec, paths.run(run_id).folder, request.max_restarts)
-        leave_spec(paths, run_id, spec)
+        leave_spec(paths.run(run_id), spec)
     parent = None if request.detach else os.getpid()
     # The folder is for cancel: by these words a process is known as the study's.
     words = [sys.executable, "-P", "-m", _MODULE, str(paths.folder.resolve())]

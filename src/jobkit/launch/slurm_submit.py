@@ -150,7 +150,7 @@ def _submit(plan: Plan, batch: Batch, site: str, max_restarts: int | None, folde
         spec = plan.runs[run_id]
         paths.folder.mkdir(exist_ok=True)
         write_whole(paths.site, site)  # which the job reads as it starts
-        leave_spec(plan.paths, run_id, spec)
+        leave_spec(paths, spec)
         line = job_command(spec, paths, batch.whole, max_restarts)
         calls.append((str(paths.folder), line))
         first = max(paths.attempt_numbers(), default=-1) + 1

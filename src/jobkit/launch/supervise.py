@@ -22,6 +22,7 @@ from pathlib import Path
 from jobkit.errors import Exit, NotStarted, UsageError, command
 from jobkit.files import file_names, read_regular
 from jobkit.launch import start
+from jobkit.launch.command import leave_spec
 from jobkit.launch.start import MAX_RESTARTS, NO_CRASH, Run, say
 from jobkit.launch.together import Watch
 from jobkit.outcome import slurm_jobs
@@ -37,6 +38,7 @@ from jobkit.processes import (
     identify,
     process_start,
 )
+from jobkit.spec.command import CommandSpec
 
 TERM_GRACE_S = 20.0  # in an allocation, where Slurm sends TERM to the ranks itself
 STUCK_AFTER_S, LOOK_EVERY_S = 90.0, 5.0  # srun's own --wait, of 60 s, comes first
@@ -327,15 +329,6 @@ def prepare_allocation(run: Run) -> None:
         environ["JOBKIT_NODE_ALONE"] = "1"
 
 
-def leave_spec(run: Run) -> None:
-    """Write spec.json of a command, which its study may have left; a training writes its own."""
-    if run.command and not run.machine and not run.paths.spec.exists():
-        size = {"nodes": run.nodes, "ranks_per_node": run.ranks}
-        spec = {"command": run.command, "launcher": run.launcher, **size}
-        ids = {"v": 1, "study": run.folder.parent.name, "run_id": run.folder.name}
-        write_json(run.paths.spec, {**ids, "spec": spec})
-
-
 def note_first(run: Run) -> None:
     """Note the job's first attempt: with it the restarts are bounded, also after a requeue."""
     path, job_id = run.paths.attempts / "first", os.environ["SLURM_JOB_ID"]
@@ -441,7 +434,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if run.allocation:
             note_first(run)
         note_job(run)
-        leave_spec(run)
+        if run.command and not run.machine:  # a training leaves its own
+            spec = CommandSpec(
+                command=tuple(run.command), launcher=run.launcher, nodes=run.nodes,
+                ranks_per_node=run.ranks,
+            )  # fmt: skip
+            leave_spec(run.paths, spec)
     os.environ.pop("JOBKIT_LAUNCHER", None)  # what the ranks start is no run of the study
     begun, code = time.monotonic(), check_preflight(run) if preflight else int(Exit.OK)
     if code == Exit.OK and not (run.only and run.command):

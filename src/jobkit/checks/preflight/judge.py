@@ -56,7 +56,7 @@ _TCP = (
 )
 _NO_PEER = (
     "GPUs of a node copy by way of the host's memory: let each rank see all GPUs of its node "
-    "(--gpu-bind=none), and check NCCL_P2P_DISABLE and ACS"
+    "(srun without --gpus-per-task), and check NCCL_P2P_DISABLE and ACS"
 )
 _NO_RDMA = "it copies by way of the host's memory (nvidia_peermem or dma-buf is missing)"
 
