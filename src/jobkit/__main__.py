@@ -23,7 +23,7 @@ GROUPS = {
         "preflight": ("jobkit.checks.preflight.cli", "main", "an allocation, before a job uses it"),
         "verify": ("jobkit.checks.verify.cli", "main", "every strategy against one process"),
         "drill": ("jobkit.drill.cli", "main", "faults in a training, and its recovery"),
-        "check-k8s": ("jobkit.launch.check_k8s", "main", "manifests for Kubernetes"),
+        "check-k8s": ("jobkit.checks.check_k8s", "main", "manifests for Kubernetes"),
         "check-claims": ("jobkit.checks.claims", "main", "a text's claims, by its figures"),
     },
     "learn: plan and understand": {

@@ -32,9 +32,9 @@ LIBRARIES = {
     "data": {"torch", "torchvision", "PIL"},  # Pillow comes with torchvision
     "payload": {"torch", "torchvision"},
     "planner": {"torch"},
-    "checks": {"torch"},
-    "launch": {"submitit", "rich", "yaml"},
-    "drill": {"rich"},
+    "checks": {"torch", "yaml"},
+    "launch": {"submitit", "rich"},
+    "drill": {"pandas", "rich"},
     "analysis": {"pandas", "numpy", "matplotlib", "jinja2", "orjson", "rich"},
     "export": {"torch", "onnxruntime"},
 }
@@ -42,7 +42,7 @@ LIBRARIES = {
 ORDER = ("tables", "scaling", "collect", "findings", "figures", "report", "")
 # Rooms that a vendor's image runs, with its Python; and what run.sh becomes on a batch host.
 OF_IMAGES = ("program", "ground", "spec", "metric", "data", "payload", "planner", "checks")
-ON_ANY_HOST = {f"jobkit.launch.{name}" for name in ("supervise", "start", "together")}
+ON_ANY_HOST = {f"jobkit.launch.{name}" for name in ("supervise", "start", "command", "together")}
 TOO_NEW = {"tomllib", "enum.StrEnum", "datetime.UTC", "typing.Self", "typing.assert_never"}
 
 FILES = {

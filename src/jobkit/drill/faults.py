@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pandas as pd
-
 from jobkit.launch.slurm_options import Options
 from jobkit.outcome.evidence import START_MARK
 from jobkit.outcome.state import RunState, run_state
@@ -98,6 +96,8 @@ _YES = {True: "yes", False: "no", None: ""}
 
 def write_csv(rows: Sequence[Row], path: Path) -> None:
     """Write one row per fault; an unknown value is empty."""
+    import pandas as pd  # --help needs none
+
     table = pd.DataFrame(map(asdict, rows)).convert_dtypes()
     table["same_parameters"] = [_YES[row.same_parameters] for row in rows]
     write_whole(path, table.to_csv(index=False, float_format="%.3f"))

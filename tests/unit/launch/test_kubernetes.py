@@ -4,9 +4,9 @@ from typing import Any
 
 import yaml
 
+from jobkit.checks.check_k8s import check_k8s as check
+from jobkit.checks.check_k8s import main as check_k8s
 from jobkit.errors import Exit
-from jobkit.launch.check_k8s import check_k8s as check
-from jobkit.launch.check_k8s import main as check_k8s
 from jobkit.launch.cli import main as run_benchmarks
 from jobkit.launch.kubernetes import (
     TEMPLATE,
