@@ -228,8 +228,8 @@ class Foreground:
         )
         if copies:
             what = f"nothing shows that the ranks of {counted(copies, 'run')} worked together"
-            start = "Start the program as one (--launcher torchrun, or once with mpirun)"
-            text = f"copies: {what}: their rates are no speed-up. {start}, or state --together"
+            fix = "Give it DDP, or start it with its own launcher (--launcher once)"
+            text = f"copies: {what}: their rates are no speed-up. {fix}, or state --together"
             self._print(text, "yellow")
 
     def _print_runs(self, states: Mapping[str, RunState]) -> bool:
