@@ -4,8 +4,9 @@
     python tests/bench/throughput.py ranks --rounds 3
 
 loop: images per second of our loop, of the same on one batch that lies ready (nodata), and with
-torch.compile. ranks: runs of run.sh at two ranks against one, one thread each. Other trainers are
-in peers.py.
+torch.compile. ranks: runs of run.sh at two ranks against one, one thread each, and two runs of one
+rank at once, which know nothing of each other: what two cores of this machine have for them. Other
+trainers are in peers.py.
 
 What is compared takes turns, so that a drift of the machine meets all alike. Figures are medians,
 ratios medians of those within a round.
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +28,7 @@ from typing import Any
 from bench import ENV, ROOT, Figures, report
 
 BATCH, BATCHES, LR = 256, 14, 0.01
+STRATEGIES = ("ddp", "fsdp")
 LIMITS = {"fp32 ours / nodata": 0.97, "ddp, 2 ranks / 1": 1.85, "fsdp, 2 ranks / 1": 1.6}
 Rates = dict[str, list[float]]  # images per second, round by round
 
@@ -118,9 +121,12 @@ def run_rate(data: str, ranks: int, strategy: str) -> float:
 
 def ranks(rounds: int) -> Figures:
     with tempfile.TemporaryDirectory() as data:
-        ways = {f"{s}-{n}": partial(run_rate, data, n, s) for s in ("ddp", "fsdp") for n in (1, 2)}
-        rates = take_turns(ways, rounds, "ranks")
-    return {f"{s}, 2 ranks / 1": ratio(rates[f"{s}-2"], rates[f"{s}-1"]) for s in ("ddp", "fsdp")}
+        ways = {f"{s}-{n}": partial(run_rate, data, n, s) for s in STRATEGIES for n in (1, 2)}
+        with ThreadPoolExecutor(2) as pool:
+            ways["two at once"] = lambda: sum(pool.map(run_rate, [data] * 2, [1] * 2, ["ddp"] * 2))
+            rates = take_turns(ways, rounds, "ranks")
+    figures = {f"{s}, 2 ranks / 1": ratio(rates[f"{s}-2"], rates[f"{s}-1"]) for s in STRATEGIES}
+    return figures | {"two at once / 1": ratio(rates["two at once"], rates["ddp-1"])}
 
 
 CASES: dict[str, Callable[[int], Figures]] = {"loop": loop, "ranks": ranks}

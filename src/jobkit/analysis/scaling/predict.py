@@ -35,7 +35,7 @@ Values = NDArray[np.float64]
 Ends = tuple[float, float, float]  # the median, and the ends of the 95 % interval
 
 MIN_SIZES = 3
-MAX_FACTOR = 4.0  # upper / lower end of an interval that is still a forecast
+MAX_FACTOR = 3.0  # upper / lower end of an interval that is still a forecast
 SHARE = 0.95  # of the draws, in an interval
 DRAWS, ROUNDS = 4000, 8
 FREEDOM = 5  # of Student's t of the proposals
@@ -111,10 +111,9 @@ class Prediction:
         factor = max(high / low for _, low, high in (self.rate(ranks), self.speed_up(ranks)))
         if factor <= MAX_FACTOR:
             return ""
-        end = "" if self.per_node else ", or say where a node ends (--gpus-per-node)"
         return (
             f"the 95 % interval of a forecast to {ranks} ranks spans a factor of {factor:,.1f} "
-            f"(at most {MAX_FACTOR:g}): measure larger sizes, or more repeats{end}"
+            f"(at most {MAX_FACTOR:g}): measure larger sizes, on several nodes too, or more repeats"
         )
 
     def _nodes_of(self, points: Values, ranks: float) -> Values | int:
@@ -124,7 +123,8 @@ class Prediction:
         if self.per_node:
             return math.ceil(ranks / self.per_node)
         largest = self.sizes[-1] if self.nodes else 1  # they are on one
-        return np.maximum(1, ranks / np.maximum(np.exp(points[:, PER_NODE]), largest))
+        full = np.exp2(np.round(points[:, PER_NODE] / math.log(2)))
+        return np.asarray(np.ceil(ranks / np.maximum(full, largest)))
 
     def _shape(self, points: Values, ranks: float) -> Values:
         """Log efficiency over the smallest size by each point's law, of shape (points,)."""
@@ -239,8 +239,10 @@ class Prediction:
         seen = np.sort(np.minimum(level + sigma * self._normal[:, 2], ideal + ABOVE * noise))
         count = math.ceil(SHARE * len(seen))
         first = int(np.argmin(seen[count - 1 :] - seen[: len(seen) - count + 1]))
+        # A node may end beyond, which only slows down: where nobody says so, that tail is whole.
+        lowest = first if self.per_node else min(first, (len(seen) - count) // 2)
         middle = float(np.median(level))
-        low, high = min(seen[first], middle), max(seen[first + count - 1], middle)
+        low, high = min(seen[lowest], middle), max(seen[first + count - 1], middle)
         return scale * math.exp(middle), scale * math.exp(low), scale * math.exp(high)
 
 
