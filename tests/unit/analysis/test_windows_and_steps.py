@@ -8,6 +8,7 @@ from jobkit.analysis.collect.results import collect
 from jobkit.analysis.collect.rows import (
     WALL_TIME,
     observed_of,
+    rate_alike,
     result_row,
     speed_row,
     unused_lines,
@@ -129,6 +130,22 @@ def test_without_records_the_wall_time_counts_and_says_so() -> None:
         ({"wall_time_s": None}, ()),
     ):
         assert tuple(speed_row(None, ENDED | changed).values()) == rate
+
+
+def test_rates_of_one_size_are_of_one_kind() -> None:
+    """The median of 852 samples/s and 272 runs/h was "562.1 samples/s"."""
+    steps = {"throughput": 852.0, "throughput_unit": "samples/s", "throughput_source": "auto"}
+    whole, other = speed_row(None, ENDED), steps | {"throughput_unit": "steps/s"}
+    for rates, kept in (
+        ([whole, steps, whole], [1]),
+        ([whole, whole], [0, 1, 2]),
+        ([other, steps, steps], [1, 2]),
+        ([steps, steps | {"throughput_source": WALL_TIME}], [0]),
+    ):
+        rows = [{"series": "a", "status": "ok", "world_size": 2, **own} for own in rates]
+        rows.append({"series": "a", "status": "ok", "world_size": 4, **whole})
+        rate_alike(rows)
+        assert [i for i, row in enumerate(rows) if row["throughput"]] == kept
 
 
 def test_the_wall_time_is_that_of_one_attempt() -> None:

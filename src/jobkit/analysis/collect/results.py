@@ -22,6 +22,7 @@ from jobkit.analysis.collect.rows import (
     observed_of,
     of_tables,
     ranks_together,
+    rate_alike,
     result_row,
     steps_of_ranks,
     wall_time_s,
@@ -177,6 +178,7 @@ def _tables(read: Mapping[str, dict[str, Any]], study: str) -> dict[str, pd.Data
         problems = " | ".join(line.replace(" | ", " / ") for line in run["problems"])
         run["row"] |= {"run_id": run_id, "study": study, "problems": problems or None}
     rows = [steps_of_ranks(run["row"]) for run in read.values()]
+    rate_alike(rows)
     # Settings that all runs share are in spec.json and in no column.
     names = {*chain.from_iterable(rows)} - {c.name for c in RESULTS}
     shared = {name for name in names if len({repr(row.get(name)) for row in rows}) < 2}

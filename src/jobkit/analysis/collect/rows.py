@@ -6,9 +6,11 @@ which has its start-up in it.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from statistics import mode
 from typing import Any
 
 from jobkit.analysis.collect.lines import (
@@ -213,6 +215,25 @@ def speed_row(observed: Observed | None, run: Mapping[str, Any]) -> Row:
     unit = "shares/h" if weak else RUNS
     rate = {"throughput": 3600 * runs / wall, "throughput_unit": unit}
     return row | rate | {"throughput_source": WALL_TIME}
+
+
+def rate_alike(rows: Iterable[Row]) -> None:
+    """Leave runs without a rate where it has no median with the others of their size.
+
+    It is of a whole run, start-up included, and others of its series show their steps; or it is in
+    another unit than most of its size.
+    """
+    ok = [row for row in rows if row["status"] == "ok" and "throughput" in row]
+    kinds = [(WITH_START in row["throughput_source"], row["throughput_unit"]) for row in ok]
+    of_steps = {row["series"] for row, (whole, _) in zip(ok, kinds, strict=True) if not whole}
+    sizes = defaultdict[Any, list[tuple[bool, str]]](list)
+    for row, kind in zip(ok, kinds, strict=True):
+        if not kind[0] or row["series"] not in of_steps:
+            sizes[row["series"], row["world_size"], row.get("nodes")].append(kind)
+    for row, kind in zip(ok, kinds, strict=True):
+        own = sizes[row["series"], row["world_size"], row.get("nodes")]
+        if not own or kind != mode(own):
+            row |= dict.fromkeys(("throughput", "throughput_unit", "throughput_source"))
 
 
 def steps_of_ranks(row: Row) -> Row:

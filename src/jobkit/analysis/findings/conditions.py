@@ -59,6 +59,7 @@ def caveats(results: Results, unit: str, request: Size | None = None) -> list[Ca
     return [
         *_before_all(results, compared, unit),
         *([Caveat(failed, grave=True)] if (failed := failure(results, own, unit, request)) else ()),
+        *_unrated(results),
         *_accuracy(results, compared, request, unit),
         *slow,
         *_different(results, compared, request, unit),
@@ -127,6 +128,21 @@ def failure(results: Results, sizes: Sequence[Size], unit: str, request: Size | 
     named = f" with {worst.series}" if len({s.series for s in results.sizes}) > 1 else ""
     count = f"{len(worst.not_ok)} of {worst.runs_planned} runs are not ok"
     return f"on {where(worst, unit)}{named} {count} ({_reason_of(results, worst)})"
+
+
+def _unrated(results: Results) -> Iterator[Caveat]:
+    """Runs that are ok and have no rate, though others of their series have one."""
+    sizes = [
+        s for s in results.sizes if any(o.rates for o in results.sizes if o.series == s.series)
+    ]
+    rows = [results.rows[run] for size in sizes for run in size.ok_runs]
+    left = [row.get("step_time_s") for row in rows if row.get("throughput") is None]
+    if idle := left.count(None):
+        text = f"{idle} of {len(rows)} runs show no optimizer step, though others do: do they "
+        yield Caveat(f"{text}resume what another run wrote? write into {{run_dir}}", grave=True)
+    if other := len(left) - idle:
+        text = f"{counted(other, 'rate')} left out: in another unit than others of their size"
+        yield Caveat(text, grave=True)
 
 
 def _reason_of(results: Results, size: Size) -> str:
