@@ -13,10 +13,12 @@ from rich.console import Console
 from jobkit.analysis.cli import collect_main
 from jobkit.analysis.collect.results import collect
 from jobkit.analysis.report.summary import as_json, print_summary
+from jobkit.analysis.report.tables import proposal_table
 from jobkit.analysis.scaling import spread
 from jobkit.analysis.scaling.scaling import check_efficiency, measured_sizes, scaling_table
 from jobkit.analysis.tables.columns import EPOCHS, RESULTS, SCALING
 from jobkit.analysis.tables.frames import frame
+from jobkit.checks.claims import check
 from support import measured_study
 from support.fake_study import FakeRun, make_plan, whole_run, whole_study
 from support.refusals import refusal
@@ -63,6 +65,11 @@ def test_the_numbers_by_hand() -> None:
     assert four["efficiency_low"] == pytest.approx(0.8 * np.exp(-both), rel=1e-3)
     assert four["efficiency_high"] == pytest.approx(0.8 * np.exp(both), rel=1e-3)
     assert four["spread_from"] == "3 repeats, spread pooled over 2 sizes"
+    # Of two repeats far apart time and speed-up are of the median rate, too, and so follow.
+    noisy = measured_study.results_of({"ddp": {1: [300.0, 1200.0], 2: [1000.0, 1200.0]}})
+    assert [size.time_s for size in noisy.sizes] == [50000 / 750, 50000 / 1100]
+    verdicts = check(proposal_table(noisy, "ranks").markdown())
+    assert [v.follows for v in verdicts] == [True, True]
     one = at(table, 1)
     assert (one["speed_up"], one["efficiency_low"], one["efficiency_high"]) == (1, 1, 1)
 

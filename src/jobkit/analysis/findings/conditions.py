@@ -132,10 +132,8 @@ def failure(results: Results, sizes: Sequence[Size], unit: str, request: Size | 
 
 def _unrated(results: Results) -> Iterator[Caveat]:
     """Runs that are ok and have no rate, though others of their series have one."""
-    sizes = [
-        s for s in results.sizes if any(o.rates for o in results.sizes if o.series == s.series)
-    ]
-    rows = [results.rows[run] for size in sizes for run in size.ok_runs]
+    rated = {s.series for s in results.sizes if s.rates}
+    rows = [results.rows[run] for s in results.sizes if s.series in rated for run in s.ok_runs]
     left = [row.get("step_time_s") for row in rows if row.get("throughput") is None]
     if idle := left.count(None):
         text = f"{idle} of {len(rows)} runs show no optimizer step, though others do: do they "

@@ -56,8 +56,8 @@ class Size:
     dataset: str | None = None
     time_of: str = EPOCH  # what the time is of: epoch, run, or an amount of work, as 10M tokens
     time_amount: float | None = None  # that in units of work: time_s = time_amount / throughput
-    time_s: float | None = None  # median, then every repeat
-    times_s: tuple[float, ...] = ()
+    time_s: float | None = None
+    times_s: tuple[float, ...] = ()  # of every repeat
     gpu_busy: float | None = None  # median of the runs' means
     step_time_s: float | None = None  # median, of one optimizer step
     # Compared with the base: see scaling.py.
@@ -200,7 +200,9 @@ def _with_times(measured: list[Size]) -> list[Size]:
         for size in alike:
             amount = size.train_samples if epochs else work
             times = tuple(amount / rate for rate in size.rates if amount and rate > 0)
-            time: Any = {"time_of": name, "times_s": times, "time_s": _median(times)}
+            # That of the median rate: speed-ups are ratios of both.
+            middle = amount / size.throughput if amount and (size.throughput or 0) > 0 else None
+            time: Any = {"time_of": name, "times_s": times, "time_s": middle}
             found.append(replace(size, throughput_unit=unit, time_amount=amount, **time))
     return found
 
