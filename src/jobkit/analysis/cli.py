@@ -209,7 +209,7 @@ def _draw(results: "Results", args: argparse.Namespace) -> None:
             print(f"no forecast: {why}", file=sys.stderr)
     of, efficiency, project = unit(results), args.min_efficiency, None
     if args.work:
-        project = project_table(results, args.work, args.runs, of, forecasts)
+        project = project_table(results, args.work, args.runs, of, forecasts, efficiency)
     if forecasts:
         save_table(path, forecast.forecast_table(results, forecasts))
         rows = forecast_rows(results, forecasts, (), of)

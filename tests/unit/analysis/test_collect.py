@@ -10,7 +10,7 @@ import pandas as pd
 from jobkit.analysis.collect.records import RunRecords
 from jobkit.analysis.collect.results import Results, collect
 from jobkit.analysis.collect.rows import ranks_together
-from jobkit.analysis.report.tables import proposal_table, run_costs
+from jobkit.analysis.report.tables import project_table, proposal_table, run_costs
 from jobkit.analysis.tables.columns import TABLES
 from jobkit.analysis.tables.series import SAME, faults, series_labels
 from jobkit.drill.faults import Row
@@ -244,11 +244,13 @@ def test_what_a_run_takes_beside_its_training_is_a_line_of_its_own() -> None:
     A run that ended early is in no table: its start is much of it by nature.
     """
     costs = [["2", "30", "12.9", "1.5", "6", "9.57", "132%"]]
-    for name, status, rows in (("s", "ok", costs), ("t", "failed", [])):
+    long = [["2", "30", "12.9", "1.5", "20", "-", "132%"]]  # of two clocks
+    cases = ("s", "ok", 6.0, costs), ("t", "failed", 6.0, []), ("u", "ok", 20.0, long)
+    for name, status, startup_s, rows in cases:
         plan = make_plan(name, strategies=("ddp",), gpus=(2,))
         (run_id,) = plan.runs
         run = FakeRun(plan.paths.folder, run_id, plan.runs[run_id]).begin()
-        run.writer.write("startup", total_s=6.0)
+        run.writer.write("startup", total_s=startup_s)
         run.train(0, 1, 2).end(status, "x" * bool(not rows))
         assert [row[1:] for row in run_costs(collect(name)).rows] == rows
     results, top = collect("s"), "start-up, evaluation and checkpoints outside of the steps come on"
@@ -256,3 +258,5 @@ def test_what_a_run_takes_beside_its_training_is_a_line_of_its_own() -> None:
         results.runs["throughput_source"] = source
         note = f"Hours are means: {first}{top} top, 132% of the training in these runs."
         assert note in proposal_table(results, "ranks").notes
+    (note,) = project_table(results, "9 epochs", 1, "ranks").notes
+    assert "top, 132% of the training in these runs. " in note and note.endswith(" use these yet.")

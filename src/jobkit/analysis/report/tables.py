@@ -106,10 +106,7 @@ def _notes(results: Results, unit: str, least: float) -> list[str]:
             "of all sizes by Student's t."
         )
     if any(s.gpu_hours for s in sizes):
-        shares = sorted((row[-1] for row in run_costs(results).rows), key=lambda x: float(x[:-1]))
-        span = " to ".join(dict.fromkeys([*shares[:1], *shares[-1:]])).replace("% to", " to")
-        beside = f", {span} of the training in these runs" if shares else ""
-        lines.append(f"Hours are means: {_beside(results)}{beside}.")
+        lines.append(f"Hours are means: {_beside(results)}.")
     if any(s.nodes is None and s.throughput for s in sizes):
         lines.append("Nodes are not known: collect with --gpus-per-node for node-hours.")
     request, found = request_of(results, least), dict[str, list[str]]()
@@ -128,6 +125,10 @@ def _beside(results: Results) -> str:
     """What comes on top of the time of the training, as its rate was measured."""
     sources = {*results.runs["throughput_source"].dropna()}
     on_top = "start-up, evaluation and checkpoints outside of the steps come on top"
+    known = (row[-1] for row in run_costs(results).rows if row[-1] != NONE)
+    if shares := sorted(known, key=lambda x: float(x[:-1])):
+        span = " to ".join(dict.fromkeys([shares[0], shares[-1]])).replace("% to", " to")
+        on_top += f", {span} of the training in these runs"
     if patterns := sorted(source for source in sources if source.startswith("pattern ")):
         on_top = f"rates are of {'; '.join(patterns)}; {on_top}"
     if WALL_TIME not in sources:
@@ -152,11 +153,13 @@ def run_costs(results: Results) -> TextTable:
         evaluation = float(of_runs["eval_time_s"].sum()) / len(own)
         startup, total = own[["startup_s", "total_time_s"]].astype(float).fillna(0).mean()
         rest = total - training - evaluation - startup
-        if training <= 0 or rest < 0:  # epochs of other attempts, or made-up records
+        if training <= 0:
             continue
-        parts = (total, training, evaluation, startup, rest)
-        share = f"{total / training - 1:.0%}"
-        rows.append([size.series, str(size.world_size), *(f"{v:.3g}" for v in parts), share])
+        cells = [f"{seconds:.3g}" for seconds in (total, training, evaluation, startup)]
+        # By two clocks the parts may sum to more than the whole.
+        cells += [f"{rest:.3g}" if rest >= 0 else NONE]
+        cells += [f"{total / training - 1:.0%}" if total >= training else NONE]
+        rows.append([size.series, str(size.world_size), *cells])
     heads = ["series", "ranks", "whole run (s)", "training (s)", "evaluation (s)", "start-up (s)"]
     note = (
         "Means over the runs. The rest is checkpoints, records and the end of the processes. "
@@ -166,12 +169,17 @@ def run_costs(results: Results) -> TextTable:
 
 
 def project_table(
-    results: Results, work: str, count: int, unit: str, forecasts: Sequence[Forecast] = ()
+    results: Results,
+    work: str,
+    count: int,
+    unit: str,
+    forecasts: Sequence[Forecast] = (),
+    least: float = MIN_EFFICIENCY,
 ) -> TextTable:
     """The hours of a whole project at each size: count runs of an amount of work each.
 
-    work: as 300e9 tokens or 90 epochs. Raises UsageError for another text, and where
-    no size measures that unit.
+    work: as 300e9 tokens or 90 epochs. least: see proposal_table. Raises UsageError for another
+    text, and where no size measures that unit.
     """
     parts = re.fullmatch(r"\s*(\d+\.?\d*(?:e[+-]?\d+)?)\s+([\w-]+)\s*", work)
     amount = float(parts[1]) if parts else 0.0
@@ -212,6 +220,8 @@ def project_table(
         f"{counted(count, 'run')} of {work.strip()} each, by the mean rate: {_beside(results)}. "
         "Failures and trials come on top."
     )
+    if request_of(results, least) is None:
+        note += " The verdict requests no size: do not use these yet."
     return TextTable([*heads, "node-hours at 95%"], rows, 1, [note])
 
 
