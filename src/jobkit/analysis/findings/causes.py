@@ -26,7 +26,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median, median_low
+from statistics import median, median_low, mode
 from typing import Any
 
 from jobkit.analysis.collect.results import Results
@@ -159,6 +159,17 @@ def cause_of(results: Results, size: Size) -> str:
         text = f"; {f'{words}, but ' if words else ''}{share:.0%} of the loss is outside of what "
         text += "was measured"
     return "; ".join(filter(None, [text, ", ".join(different)])) if text else ""
+
+
+def late_of(results: Results, size: Size) -> str:
+    """The rank or node that comes last in most runs of a size, as the end of a sentence."""
+    names = ("breakdown_late_rank", "breakdown_late_host", "breakdown_late_cause")
+    rows = [tuple(row.get(name) for name in names) for row in rows_of(results, size)]
+    rank, host, cause = late = mode(rows or [(None,) * 3])
+    if host is None or 2 * rows.count(late) <= len(rows):
+        return ""
+    who = f"rank {rank} on {host}" if rank is not None else host
+    return f"; measured, not certain: {who} is late ({cause}), see why.png"
 
 
 def _of_waiting(results: Results, size: Size, first: Size) -> Factors:

@@ -74,8 +74,11 @@ def caveats(results: Results, unit: str, request: Size | None = None) -> list[Ca
 
 def unusable(results: Results) -> bool:
     """Whether rates say nothing: most runs on CPUs beside other programs, or steps of any work."""
-    if _unknown_work(results):
-        return True
+    return _unknown_work(results) or disturbed(results)
+
+
+def disturbed(results: Results) -> bool:
+    """Whether other programs had so much of the cores that no cause is certain either."""
     rows = [results.rows[run] for size in results.sizes for run in size.ok_runs]
     rows = [row for row in rows if row.get("device_type") == "cpu"]
     return (median_of(rows, "other_load_mean") or 0.0) > _DISTURBED
@@ -106,7 +109,7 @@ def _before_all(results: Results, compared: Sequence[Size], unit: str) -> Iterat
         if size.gpu_busy is not None and waits[-1] + talk < (1 - size.gpu_busy) / 2:
             known.append(size)
     worst = min(known, key=lambda s: s.gpu_busy or 0, default=None)
-    if waits and min(waits) >= _WAITING:
+    if waits and min(waits) >= _WAITING and not disturbed(results):
         ends = dict.fromkeys(f"{end:.0%}" for end in (min(waits), max(waits)))
         text = f"every size waits for data {' to '.join(ends)} of the time: mend that first"
         yield Caveat(text, first=True)

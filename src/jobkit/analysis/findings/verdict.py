@@ -10,8 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.findings.causes import base_of, cause_of, values_of
-from jobkit.analysis.findings.conditions import Caveat, caveats, changes, differ, failure, unusable
+from jobkit.analysis.findings.causes import base_of, cause_of, late_of, values_of
+from jobkit.analysis.findings.conditions import (
+    Caveat,
+    caveats,
+    changes,
+    differ,
+    disturbed,
+    failure,
+    unusable,
+)
 from jobkit.analysis.scaling import MIN_EFFICIENCY
 from jobkit.analysis.scaling.scaling import (
     FASTER,
@@ -246,6 +254,8 @@ def _limits(results: Results, measured: Sequence[Size], unit: str, least: float)
         return f"Efficiency {verb} above {100 * least:g}% up to {text}."
     verb = "seems to fall" if unsure else "falls"
     cause = "" if unusable(results) else cause_of(results, own)
+    if disturbed(results):
+        cause = f"; no cause is named while other programs use the cores{late_of(results, own)}"
     return f"Efficiency {verb} below {100 * least:g}% at {text}{cause}."
 
 
