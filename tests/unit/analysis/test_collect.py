@@ -166,6 +166,10 @@ def test_strong_and_weak_never_share_a_series() -> None:
     plans = [make_plan(strategies=("ddp",), gpus=(1, 2), settings=batch) for batch in batches]
     labels = {"ddp, strong, global_batch_size=256", "ddp, weak, batch_size_per_rank=256"}
     assert set(series_labels(plans[0].runs | plans[1].runs).values()) == labels
+    # A command has other settings: neither is named by those of the other kind.
+    crash, weak = (CommandSpec(command=("x",), name="crash", scaling=s) for s in (None, "weak"))
+    mixed = series_labels({**plans[0].runs, "a": crash, "b": weak})
+    assert set(mixed.values()) == {"ddp", "crash", "crash, weak"}
 
 
 def test_every_field_of_an_epoch_and_of_a_drill_has_a_column_and_none_has_two() -> None:

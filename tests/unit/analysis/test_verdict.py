@@ -505,7 +505,8 @@ def test_of_several_kinds_of_rates_the_first_is_told_and_the_others_are_named() 
     for scaling, unit in (("strong", "x/s"), ("weak", "x/s"), (None, "y/s")):
         rates = {1: [100.0, 101.0], 2: [190.0, 191.0], 4: [300.0, 301.0]}
         own = runs_of({f"{unit} {scaling or 'z'}": rates}, scaling)
-        rows += [row | {"throughput_unit": unit} for row in own]
+        named = {"dataset": "cifar10" if scaling else None}  # of none there is nothing to say
+        rows += [row | {"throughput_unit": unit} | named for row in own]
     lines = verdict(results_from(frame(rows, RESULTS)), "GPUs")
     assert lines[0].startswith("Request 2 GPUs with x/s strong: ")
     words = " The table has unstated scaling in y/s, weak scaling in x/s too."

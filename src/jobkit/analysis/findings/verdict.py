@@ -63,9 +63,10 @@ def verdict(results: Results, unit: str, least: float = MIN_EFFICIENCY) -> list[
     first = [*(sentence(c.text) for c in doubts if c.first), request]
     kind = kind_of(measured[0])
     others = [
-        " of ".join(part for part, same in zip(other, kind, strict=True) if part != same)
+        " of ".join(part for part, same in zip(other, kind, strict=True) if part not in ("", same))
         for other in sorted({kind_of(s) for s in results.sizes if s.throughput} - {kind})
     ]
+    others = [*filter(None, dict.fromkeys(others))]
     kinds = f" The table has {some(others, 2)} too." * bool(others)
     left = MAX_WORDS - len(f"{' '.join(first)} {kinds} {runs}".split())
 

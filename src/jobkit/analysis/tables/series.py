@@ -22,24 +22,26 @@ _BATCH = {"strong": "global_batch_size", "weak": "batch_size_per_rank"}
 
 
 def series_labels(specs: Mapping[str, PlannedRun | None]) -> dict[str, str]:
-    """A label for each run: its strategy and every setting in which the runs differ.
+    """A label for each run: its strategy and every setting in which the runs of its kind differ.
 
-    Runs with the same label differ in size and repeat only; a command with other words is another
-    variant. Strong and weak scaling never share a label. A run whose settings are not known gets
-    one of its own.
+    Kinds are trainings and commands. Runs with the same label differ in size and repeat only; a
+    command with other words is another variant. Strong and weak scaling never share a label. A run
+    whose settings are not known gets one of its own.
     """
     keys = {run_id: spec.comparable() for run_id, spec in specs.items() if spec}
     texts = {run_id: repr(key) for run_id, key in keys.items()}
     different = {texts[run_id]: key for run_id, key in keys.items()}
-    names = dict.fromkeys(name for key in different.values() for name in key)
-    varying = [n for n in names if len({repr(k.get(n)) for k in different.values()}) > 1]
-    shown = dict.fromkeys(name for name in ("strategy", *varying) if name != COMMAND_LINE)
     labels, taken = dict[str, str](), Counter[str]()
-    for text in sorted(different):
-        label = ", ".join(_words(different[text], shown))
-        label = label if len(label) <= _MAX_LENGTH else f"{label[:_MAX_LENGTH]} ..."
-        taken[label] += 1
-        labels[text] = label if taken[label] == 1 else f"{label} (variant {taken[label]})"
+    for is_command in (False, True):
+        alike = {k: key for k, key in different.items() if (COMMAND_LINE in key) is is_command}
+        names = dict.fromkeys(name for key in alike.values() for name in key)
+        varying = [n for n in names if len({repr(k.get(n)) for k in alike.values()}) > 1]
+        shown = dict.fromkeys(name for name in ("strategy", *varying) if name != COMMAND_LINE)
+        for text in sorted(alike):
+            label = ", ".join(_words(alike[text], shown))
+            label = label if len(label) <= _MAX_LENGTH else f"{label[:_MAX_LENGTH]} ..."
+            taken[label] += 1
+            labels[text] = label if taken[label] == 1 else f"{label} (variant {taken[label]})"
     return {
         run_id: labels[texts[run_id]] if run_id in texts else f"{run_id} (settings unknown)"
         for run_id in specs
@@ -51,7 +53,7 @@ def _words(key: Mapping[str, Any], names: Iterable[str]) -> list[str]:
     words = []
     for name, value in ((name, key[name]) for name in names if name in key):
         if name in _PLAIN_VALUES:
-            words.append(str(value))
+            words += [] if value is None else [str(value)]
         elif isinstance(value, bool):
             words.append(name if value else f"no {name}")
         else:
