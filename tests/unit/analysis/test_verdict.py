@@ -8,7 +8,8 @@ import pytest
 
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.collect.rows import steps_of_ranks
-from jobkit.analysis.figures.by_size import ends_of
+from jobkit.analysis.figures.by_size import ends_of, size_figure
+from jobkit.analysis.figures.style import ON_MORE
 from jobkit.analysis.findings.verdict import MAX_WORDS, verdict
 from jobkit.analysis.report.tables import project_table, proposal_table
 from jobkit.analysis.tables.columns import EPOCHS, RESULTS
@@ -354,9 +355,14 @@ def test_the_request_follows_the_sizes_on_the_fewest_nodes() -> None:
         for (n, nodes), rate in rates.items()
         for row in runs_of({"ddp": {n: [rate, 1.002 * rate, 0.998 * rate]}})
     ]
-    both = verdict(results_from(frame(rows, RESULTS)), "GPUs")
+    results = results_from(frame(rows, RESULTS))
+    both = verdict(results, "GPUs")
     assert both[0].startswith("Request 16 GPUs with ddp: 3.96 times 4 GPUs")
     assert not [line for line in both if "below" in line]
+    assert "; 4 GPUs on 2 nodes: 88%; 4 GPUs on 4 nodes: 70%." in "\n".join(both)
+    figure = size_figure(results, "throughput")
+    hollow = [x for x in figure.axes[0].lines if x.get_label() == ON_MORE] if figure else []
+    assert [list(mark.get_xdata()) for mark in hollow] == [[4], [4], [8]]
 
 
 def test_a_study_of_failed_runs_says_why_and_names_its_time_as_one_without() -> None:

@@ -87,6 +87,9 @@ def size_figure(results: Results, name: str, forecasts: Sequence[Forecast] = ())
             line = fewest_nodes(list(values), series)
             points = {s: values[s] for s in line}
             middle = _draw_line(panel_axes, points, look[series], panel.name)
+            hollow = look[series] | {"ls": "", "mfc": "none", "label": style.ON_MORE}
+            for size in (s for s in values if s.series == series and s not in line):
+                panel_axes.plot(size.devices or 0, median(values[size]), **hollow)
             if panel.ideal and len(line) > 1:
                 first, smallest = line[0], line[0].devices or 1
                 # What is relative to a base has a known ideal, also where the base is another

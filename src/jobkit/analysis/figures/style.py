@@ -37,6 +37,7 @@ NOT_OK: Any = {"color": "#333333", "marker": "x", "ms": 7, "mew": 2.2, "ls": ""}
 IDEAL, INTERVAL = "ideal scaling from the smallest size", "95 % interval between runs"
 RANGE, FAILED = "range of the repeats", "run not ok"
 FORECAST, BAND = "forecast: not measured", "95 % prediction interval"
+ON_MORE = "as many on more nodes"
 _BAR: Any = {"color": GREY, "marker": "|", "ms": 11, "ls": ""}
 _MARKS: dict[str, Artist] = {
     IDEAL: Line2D([], [], color=GREY, lw=0.9),
@@ -44,6 +45,7 @@ _MARKS: dict[str, Artist] = {
     RANGE: Line2D([], [], **_BAR),
     FAILED: Line2D([], [], **NOT_OK),
     FORECAST: Line2D([], [], color=GREY, lw=1.4, ls=(0, (4, 2))),
+    ON_MORE: Line2D([], [], color=GREY, marker="o", mfc="none", ls=""),
     BAND: Patch(color=GREY, alpha=0.25, lw=0),
 }
 # Numbers that people read: no exponent, and thousands apart.

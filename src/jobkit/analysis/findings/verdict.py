@@ -249,15 +249,18 @@ def _limits(results: Results, measured: Sequence[Size], unit: str, least: float)
     if len(names) > 1:
         text = f"{_short(own, unit)} ({own.series}: {share_of(own, least, _AT)})"
     text += _of_few(own)
+    line = fewest_nodes(measured, own.series)
+    beside = [s for s in measured if s.series == own.series and s not in line and s.efficiency]
+    on_more = "".join(f"; {where(s, unit)}: {percent(s.efficiency, least)}" for s in beside[:2])
     unsure = _unsure(own, least, caveats(results, unit))
     if not falls:
         verb = "seems to stay" if unsure else "stays"
-        return f"Efficiency {verb} above {100 * least:g}% up to {text}."
+        return f"Efficiency {verb} above {100 * least:g}% up to {text}{on_more}."
     verb = "seems to fall" if unsure else "falls"
     cause = "" if unusable(results) else cause_of(results, own)
     if disturbed(results):
         cause = f"; no cause is named while other programs use the cores{late_of(results, own)}"
-    return f"Efficiency {verb} below {100 * least:g}% at {text}{cause}."
+    return f"Efficiency {verb} below {100 * least:g}% at {text}{cause}{on_more}."
 
 
 def _short(size: Size, unit: str) -> str:
