@@ -227,12 +227,21 @@ def test_measured_links_say_what_a_second_node_costs(modelled_study: None) -> No
     assert reasons == []
     said = "on 16 ranks ddp is slower than on 8, which was measured: do not request more"
     assert known.notes == (said,)
-    assert "costs is a guess" in blind.notes[0]
+    assert blind.notes[0].endswith("costs is a guess: measure one size on two nodes")
+    (nowhere,), _ = forecasts(replace(results, runs=results.runs.assign(nodes=None)), (16,))
+    assert nowhere.notes[0].endswith("costs is a guess: say --gpus-per-node")
     (line,) = forecast_table(results, [known]).to_dict("records")
     assert (line["nodes"], line["law"]) == (2, "measured links")
     assert line["node_hours"] == pytest.approx(2 * line["time_s"] / 3600)
     unsaid = replace(results, runs=results.runs.assign(parameters=None))
+    hook = {"ddp_comm_hook": "powersgd"}
+    whole_study("h", strategies=("ddp",), gpus=(1, 2, 4, 8), repeats=3, settings=hook)
     for study, links, why in (
+        (
+            collect("h", write=False),
+            LINKS,
+            "what the hook powersgd sends does not follow from the size",
+        ),
         (results, Links(FAST, None), "the link between nodes is not known"),
         (unsaid, LINKS, "what it sends is known of ddp"),
     ):

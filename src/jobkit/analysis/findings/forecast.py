@@ -98,8 +98,8 @@ def _forecast(
     sizes = {n: math.ceil(n / full) if full else None for n, why in refusals.items() if not why}
     if per_node is None or (largest <= per_node < beyond[-1] and not (several or sent)):
         several_nodes = f"no size of {curve[0].series} is known to be on several nodes"
-        guess = "what communication between them costs is a guess (--gpus-per-node, --comm)"
-        notes.append(f"{several_nodes}: {guess}")
+        fix = "measure one size on two nodes" if given or nodes else "say --gpus-per-node"
+        notes.append(f"{several_nodes}: what communication between them costs is a guess: {fix}")
     best = max(curve, key=lambda s: s.throughput or 0)
     if slower := [n for n in sizes if law.rate(n)[0] < (best.throughput or 0)]:
         place = f"on {' and '.join(map(str, slower))} ranks {best.series} is slower than on"
@@ -170,6 +170,8 @@ def _sent_share(
     each = (bytes_fp32 / groups,) if groups else ()  # the last one stays gathered
     size = ModelSize(parameters=bytes_fp32, shard_groups=each * (groups - 1), kept_groups=each)
     own = FACTS.get(settings.get("strategy", ""))
+    if settings.get("ddp_comm_hook") == "powersgd":
+        raise UsageError("what the hook powersgd sends does not follow from the size")
     if not (own and bytes_fp32 and first.global_batch_size) or own.messages(settings, size) is None:
         raise UsageError("what it sends is known of ddp and fsdp alone, by settings and parameters")
     step_s = (first.global_batch_size or 0) / (first.throughput or 1)
