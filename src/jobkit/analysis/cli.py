@@ -106,7 +106,7 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
     least, at = args.min_efficiency, args.at
     missed, unsure = check_efficiency(results.sizes, least, at) if at else ([], [])
     lines = [f"threshold not met: {line}" for line in missed]
-    for line in lines + [f"threshold not certain: {line}" for line in unsure]:
+    for line in lines + [f"threshold undecided: {line}" for line in unsure]:
         print(line, file=sys.stderr)
     if missed:
         return Exit.THRESHOLD

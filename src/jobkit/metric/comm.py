@@ -99,8 +99,8 @@ class Line:
 
     @property
     def is_bad(self) -> bool:
-        """Whether the line misses a size by so much that no forecast may use it."""
-        return self.worst_share > MAX_MISS
+        """Whether no forecast may use it: it misses a size by much, or size seems to cost none."""
+        return self.worst_share > MAX_MISS or self.s_per_byte <= 0
 
     @property
     def gb_per_s(self) -> float:

@@ -54,6 +54,7 @@ def test_nothing_that_is_fitted_is_below_zero() -> None:
         for times in (((1024, 2.0), (4096, 1.0)), ((1024, 1.0), (4096, 10.0)))
     )
     assert (falling.s_per_byte, falling.gb_per_s, steep.latency_s) == (0, float("inf"), 0)
+    assert falling.is_bad and not comm.fit_line(made()).is_bad, "no link is without end"
     assert 1.0 < falling.latency_s < 2.0 and 1 / 1024 < steep.s_per_byte < 10 / 4096
 
 

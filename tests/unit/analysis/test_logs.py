@@ -44,11 +44,13 @@ def nanogpt(ms: float, head: str = "ranks=1", first: float = 900.0) -> str:
 
 def test_each_log_is_a_run_and_none_is_dropped() -> None:
     logs = {"a": nanogpt(100.0), "b": nanogpt(102.0), "c": nanogpt(55.0, "ranks=2")}
-    logs |= {"d": nanogpt(30.0, "ranks=4") + TRACEBACK, "e": nanogpt(5, "none"), "f": "ranks=8\n"}
+    logs |= {"d": nanogpt(30.0, "ranks=4") + TRACEBACK, "e": nanogpt(5, "none")}
+    logs |= {"f": "ranks=8\n", "g": ""}
     results = collected(*NANOGPT, **logs)
     runs = results.runs.set_index("run_id")
-    assert list(runs["status"]) == ["ok"] * 3 + ["failed"] * 3
-    reasons = (*["not known"] * 3, "ValueError", "no size", "no line of pattern")
+    assert list(runs["status"]) == ["ok"] * 3 + ["failed"] * 4
+    reasons = (*["not known"] * 3, "ValueError", "no size", "rate; the last line is: ranks=8")
+    reasons = (*reasons, "the file is empty")
     assert all(r in n for r, n in zip(reasons, runs["reason"], strict=True))
     assert list(runs["world_size"])[:4] == [1, 1, 2, 4]
     assert list(runs["repeat"])[:4] == [0, 1, 0, 0]
@@ -123,6 +125,7 @@ def test_an_evaluation_is_in_no_rate_and_unknown_nodes_are_in_no_cost(capsys) ->
     assert re.search(r"\| 8 \| 1 of 1 .* \| - \|\n", table)
     assert re.search(r" 64 +- +2.00 ", capsys.readouterr().out)
     assert "collect with --gpus-per-node for node-hours" in table
+    assert "not known: repeat run, or collect --logs, with --scaling; what is ok does" in table
     for log in Path().glob("n?*.log"):
         log.unlink()
     always = "ranks=1\n" + "".join(wait.format(10 * n) for n in range(9))

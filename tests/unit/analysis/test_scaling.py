@@ -318,7 +318,9 @@ def test_the_gate_names_each_series_that_does_not_pass() -> None:
             assert all(re.search(expected, line) for line in lines)
 
 
-def test_the_gate_is_4_where_it_is_not_met_and_else_3_where_a_run_is_not_ok(capsys) -> None:
+def test_the_gate_is_4_where_it_is_not_met_else_3_where_a_run_is_not_ok(
+    capsys, monkeypatch
+) -> None:
     plan = make_plan(strategies=("ddp",), gpus=(1, 2, 4))
     for run_id, spec in plan.runs.items():
         if spec.world_size == 4:
@@ -336,3 +338,6 @@ def test_the_gate_is_4_where_it_is_not_met_and_else_3_where_a_run_is_not_ok(caps
         assert said in refusal(collect_main, ["s", *words], capsys)
     assert collect_main(["s", "--min-efficiency", "0.9", "--at", "3"]) == 2
     assert "no such size (it has: 1, 2, 4)" in capsys.readouterr().err
+    monkeypatch.setattr("jobkit.analysis.scaling.scaling.check_efficiency", lambda *_: ([], ["x"]))
+    assert collect_main(["s", "--min-efficiency", "0.9", "--at", "2"]) == 3
+    assert capsys.readouterr().err == "threshold undecided: x\n"

@@ -176,6 +176,9 @@ CASES: dict[str, tuple[Callable[[], Results], list[str], list[str]]] = {
             other_load_mean=0.2 if row["world_size"] == 2 else 0.0), repeats=1),
         ["Request 1 GPU with ddp; 8 GPUs had another thread count (1, not 8: set --threads 1)",
          "; another thread count (4, not 8: set --threads 1), other programs used 20%"], []),
+    "a program on a small machine": (lambda: study((1, 0.7, 0.6, 0.5), calm, lambda row: row.update(
+            device_type="cpu", threads_used=8 // row["world_size"], strategy="train"), repeats=1),
+        ["(1, not 8: set OMP_NUM_THREADS=1 and another --name)"], []),
     "time between the steps": (lambda: study(LOW, calm),
         ["falls below 80% at 8 GPUs: 74%", "of the loss is outside of what was measured; nothing "],
         ["because"]),
@@ -345,6 +348,10 @@ def test_a_series_that_is_not_compared_keeps_no_other_from_being_requested() -> 
     copied = [row | {"ranks_together": at[row["world_size"]]} for row in rows[4:]]
     lines = verdict(results_from(frame(copied, RESULTS)), "GPUs")
     assert not [line for line in lines if line.startswith("Fastest")], "copies are not fast"
+    copies = "The 2 ranks of b are copies: start them as one program, or state --together. "
+    assert lines[0] == f"{copies}Nothing can be requested: not compared: 2 copies."
+    mixed = verdict(results_from(frame(rows[:2] + copied, RESULTS)), "GPUs")
+    assert mixed[0].startswith(copies)
 
 
 def test_the_request_follows_the_sizes_on_the_fewest_nodes() -> None:
@@ -475,8 +482,10 @@ def test_which_series_needs_the_least_memory() -> None:
     results.runs.loc[results.runs["series"] != "ddp", "device_type"] = "cpu"
     dp = learnt("peak_memory_mib", {"dp": {1: [800.0]}, "single": {1: [400.0]}})
     dp.runs.loc[dp.runs["series"] == "dp", "devices"] = 4
+    near = {"ddp": {2: [1140.0]}, "fsdp": {2: [1100.0]}}
     overlapping = {"ddp": {2: [700.0, 900.0]}, "fsdp": {2: [800.0, 810.0]}}
-    for unlike in (results, dp, learnt("peak_memory_mib", overlapping)):
+    few = (learnt("peak_memory_mib", peaks) for peaks in (overlapping, near))
+    for unlike in (results, dp, *few):
         page = verdict(results_from(unlike.runs), "GPUs")
         assert not any("memory" in line for line in page)
 

@@ -104,8 +104,11 @@ def _judged(
         return {"status": recorded, "reason": str(end.get("reason") or "its last record says so")}
     if "throughput" not in row:
         name = f"line of pattern {logs.pattern.name}" if logs.pattern else "[METRIC] line"
-        why = observed.not_taken if observed else ()
-        return {"status": "failed", "reason": "; ".join(why) or f"no {name} with a time or a rate"}
+        last = next((line.strip()[:80] for line in reversed(tail) if line.strip()), None)
+        why = f"no {name} with a time or a rate; the last line is: {last}"
+        why = why if last else "the file is empty"
+        known = "; ".join(observed.not_taken) if observed else ""
+        return {"status": "failed", "reason": known or why}
     if row["world_size"] is None:
         why_not = f"no size: {logs.size} finds no number of ranks in it"
         return {"status": "failed", "reason": why_not}

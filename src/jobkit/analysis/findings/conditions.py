@@ -91,12 +91,16 @@ def _unknown_work(results: Results) -> bool:
 
 
 def _before_all(results: Results, compared: Sequence[Size], unit: str) -> Iterator[Caveat]:
-    """A machine that others used, data that every size waits for, and GPUs that are idle."""
+    """A machine that others used, copies, data that all sizes wait for, and GPUs that are idle."""
     if busy := busy_clause(results.rows[run] for size in results.sizes for run in size.ok_runs):
         yield Caveat(busy, doubts=True, first=True)
     if _unknown_work(results):
         text = "steps/s do not say whether a step's work grows with the ranks"
         yield Caveat(f"{text}: state --scaling weak or strong", doubts=True, first=True)
+    copied = [r for r in results.rows.values() if r.get("ranks_together") == "none"]
+    if copied := [row for row in copied if row["status"] == "ok"]:
+        who = "the {world_size} ranks of {series} are copies".format_map(copied[-1])
+        yield Caveat(f"{who}: start them as one program, or state --together", first=True)
     waits, known = [], []  # of the runs of a size, as far as it was measured
     for size in compared:
         rows = rows_of(results, size)

@@ -152,7 +152,8 @@ def links_of(lines: Iterable[Line]) -> Links:
             s_per_byte = line.s_per_byte / bus_factor(line.operation, line.ranks)
             links[line.nodes == 1] = Link(line.latency_s / hops, s_per_byte)
     if not good:
-        raise UsageError("--comm: no line fits its sizes within 50 %: measure on idle nodes again")
+        why = "no line fits its sizes within 50 % with a bandwidth that is finite"
+        raise UsageError(f"--comm: {why}: measure on idle nodes again, with a larger --max-bytes")
     return Links(links.get(True), links.get(False))
 
 

@@ -35,6 +35,7 @@ from jobkit.analysis.tables.text import rounded, say, say_accuracy, sentence, so
 MAX_WORDS = 100
 _SHOWN = 3  # series
 _AT = " at 95%"  # the confidence of an interval
+_MORE = 1.05  # times the least memory: worth a word
 _SHORT_S = 0.001  # below it, what an epoch costs is no help
 _MEASURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "val_loss": ("loss", "{:.4g}".format),
@@ -160,7 +161,8 @@ def _request(
     if size is None:
         notes = [s.note for s in sizes if s.note and s.note.startswith("not compared")]
         if notes and all(s.efficiency is None for s in sizes):
-            return f"Nothing can be requested: {notes[0]}", doubts
+            why, *_ = notes[0].split(": nothing shows")  # a caveat says it of copies
+            return f"Nothing can be requested: {why}", doubts
         why = f"no size beyond the base has {100 * least:g}% parallel efficiency"
         if len({s.place[1:] for s in sizes}) == 1:
             why = "only one was measured"
@@ -299,7 +301,8 @@ def _memory(results: Results, unit: str) -> str:
         fit = [s for s in group if s.series not in full]
         if len(group) > 1 and fit and len(values_of(rows, "device_type")) < 2:
             low, high = (end(fit, key=lambda s: s.peak_memory_mib or 0) for end in (min, max))
-            if not full and not differ(low.peaks_memory_mib, high.peaks_memory_mib):
+            near = (high.peak_memory_mib or 0) < _MORE * (low.peak_memory_mib or 0)
+            if not full and (near or not differ(low.peaks_memory_mib, high.peaks_memory_mib)):
                 return ""
             least, most = (
                 f"{s.series} {x / 1024:.2g} GiB" if x >= 1024 else f"{s.series} {x:.0f} MiB"

@@ -93,7 +93,8 @@ def _notes(results: Results, unit: str, least: float) -> list[str]:
     sizes, kinds = results.sizes, {s.scaling for s in results.sizes}
     kind = f"{str(sizes[0].scaling).capitalize()} scaling. " * (len(kinds) == 1)
     if kinds == {None}:
-        kind = "Strong or weak scaling is not known: state it (--scaling, --work-per-step). "
+        fix = "repeat run, or collect --logs, with --scaling; what is ok does not run again"
+        kind = f"Strong or weak scaling is not known: {fix}. "
     bases = [s.baseline.rsplit(": ", 1) for s in sizes if s.baseline]
     rules = [*dict.fromkeys(f"{rule}, {base}" for base, rule in bases if rule == SERIAL_BASE)]
     if not rules or len({base for base, _ in bases}) > 1:
