@@ -101,8 +101,7 @@ def csv(table: str) -> str:
         meaning = column.meaning
         if "_mean" in name and (largest := name.replace("_mean", "_max")) in names:
             ends, meaning = [largest], meaning.replace("mean over", "mean and maximum over")
-        plain = (name.removeprefix("startup_"), meaning.removeprefix("of startup_s: "))
-        if kind := recorded.get(plain):
+        if kind := recorded.get((name, meaning)):
             elsewhere[f"as in the record [{kind}](metric-line.md#{kind})"] += [name, *ends]
         elif known[column] != table:
             file = known[column]
