@@ -148,3 +148,17 @@ KINDS: dict[str, dict[str, str]] = {
         "val_accuracy": "final validation accuracy",
     },
 }
+
+
+def number(value: Any) -> float | None:
+    """A number of a record; None for anything else, as for one of more than 64 bits."""
+    fits = type(value) is float or (type(value) is int and abs(value) < 1 << 63)
+    return value if fits else None
+
+
+def epoch_of(record: Record) -> int | None:
+    """The epoch that a record is about; None for a record of steps or of another kind."""
+    epoch = record.get("epoch")
+    if type(epoch) is not int or record.get("kind", "epoch") != "epoch":
+        return None
+    return None if "v" not in record and "step" in record else epoch

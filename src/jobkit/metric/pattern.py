@@ -7,14 +7,17 @@ quantity and unit (_NAMES), as in a [METRIC] key=value line; any other name is a
 Whether a rate is of all ranks or of one must be said, by "of" or by the name.
 """
 
+import io
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from jobkit.errors import UsageError, nearest, one_of
+from jobkit.errors import ANSI, UsageError, nearest, one_of
 from jobkit.files import read_toml
+from jobkit.metric.kinds import Record
 from jobkit.paths import REPOSITORY, find_named
 from jobkit.program.lines import finite
 
@@ -45,6 +48,8 @@ _NUMBER = re.compile(
     r"[+-]?(?:(?:[1-9][0-9]{0,2}(?:(?:,[0-9]{3})+|(?:_[0-9]{3})+)|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)"
     r"(?:[eE][+-]?[0-9]+)?"
 )
+LONGEST_LINE = 8192  # characters of a line that a pattern is tried on
+MEASURES = ("step_time", "rate")  # one of which makes a line an observation
 _WRAPPED = re.compile(r"(?:np|numpy|torch|tensor)[\w.]*\((.*)\)")  # as np.float32(1.25)
 _TIMES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}  # behind a rate or work: 12.3k
 
@@ -87,6 +92,29 @@ def read_value(text: str, name: str = "") -> Any:
     if digits.lstrip("+-").isdigit() and len(digits) < 19:  # longer ones may not be of 64 bits
         return int(digits) * scale
     return finite(float(digits) * scale)
+
+
+def observes(record: Record) -> bool:
+    """Whether a key=value line says a time or a rate of steps."""
+    named = record.items()
+    return any(quantity_of(name).kind in MEASURES and is_above_0(v) for name, v in named)
+
+
+def is_above_0(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < math.inf
+
+
+def lines_of(stream: BinaryIO) -> Iterator[tuple[str, bool]]:
+    """The lines of a log without colours, and whether each has its end.
+
+    A progress bar's steps are lines too.
+    """
+    text = io.TextIOWrapper(stream, "utf-8", "replace", newline="\n")
+    while line := text.readline(1 << 20):
+        *bars, last = line.rstrip("\r\n").split("\r")
+        for part, whole in (*((bar, True) for bar in bars), (last, line.endswith("\n"))):
+            if part:
+                yield ANSI.sub("", part)[:LONGEST_LINE], whole
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,6 @@ A log may have more than one training in it, and each line more than once. Where
 steps falls back and the speed is another, the lines before it alone are read, and it is said.
 """
 
-import io
-import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,18 +13,23 @@ from typing import Any, BinaryIO
 
 from jobkit.analysis.collect.steps import WITH_START, Observation, Observed
 from jobkit.analysis.tables.text import counted
-from jobkit.errors import ANSI
 from jobkit.metric.kinds import Record
-from jobkit.metric.pattern import Pattern, Quantity, quantity_of, read_value
+from jobkit.metric.pattern import (
+    MEASURES,
+    Pattern,
+    Quantity,
+    is_above_0,
+    lines_of,
+    quantity_of,
+    read_value,
+)
 from jobkit.outcome.evidence import START_MARK
 
 METRIC_LINES = "metric lines"  # the source of key=value lines
-LONGEST_LINE = 8192  # characters of a line that a pattern is tried on
 SAME_SPEED = 1.05  # times as slow at most: other ranks' lines, or those after a restart
 SLOW = 5  # times the median: a step with an evaluation or a checkpoint in it
 ATTEMPT = re.compile(rf"{re.escape(START_MARK)}: attempt ([0-9]{{1,9}})\b")
 _OWN_KEYS = frozenset(("rank", "attempt", "kind", "run_id", "study", "t", "seq"))
-_MEASURES = ("step_time", "rate")  # one of which makes a line an observation
 _FIELD = {"step_time": "time_s", "data_wait": "data_wait_s", "memory": "memory_mib"}
 
 
@@ -37,25 +40,12 @@ def matches(stream: BinaryIO, pattern: Pattern) -> Iterator[tuple[int, Mapping[s
     """
     expressions = [re.compile(text) for text in pattern.lines]
     attempt = 0
-    for line, whole in _lines(stream):
+    for line, whole in lines_of(stream):
         if mark := ATTEMPT.search(line):
             attempt = int(mark[1])
         match = next(filter(None, (e.search(line) for e in expressions)), None)
         if match and (whole or match.end() < len(line)):
             yield attempt, {k: text for k, text in match.groupdict().items() if text}
-
-
-def _lines(stream: BinaryIO) -> Iterator[tuple[str, bool]]:
-    """The lines of a log without colours, and whether each has its end.
-
-    A progress bar's steps are lines too.
-    """
-    text = io.TextIOWrapper(stream, "utf-8", "replace", newline="\n")
-    while line := text.readline(1 << 20):
-        *bars, last = line.rstrip("\r\n").split("\r")
-        for part, whole in (*((bar, True) for bar in bars), (last, line.endswith("\n"))):
-            if part:
-                yield ANSI.sub("", part)[:LONGEST_LINE], whole
 
 
 def observed_lines(
@@ -74,8 +64,8 @@ def observed_lines(
     evaluated = False
     for attempt, groups in lines:
         values = {name: read_value(text, name) for name, text in groups.items()}
-        measures = [name for name in values if quantity_of(name).kind in _MEASURES]
-        if bad := next((name for name in measures if not _is_above_0(values[name])), ""):
+        measures = [name for name in values if quantity_of(name).kind in MEASURES]
+        if bad := next((name for name in measures if not is_above_0(values[name])), ""):
             unread.append(f"{bad}={groups[bad].strip()}")
         line = _observation(values, ranks, planned.get("unit"), attempt, of_one)
         seen.append(replace(line, evaluated=evaluated))
@@ -144,12 +134,6 @@ def observed_metrics(
     return _in_one_unit(_with_steps(first, planned, False), planned, METRIC_LINES, not_taken)
 
 
-def observes(record: Record) -> bool:
-    """Whether a key=value line says a time or a rate of steps."""
-    named = record.items()
-    return any(quantity_of(name).kind in _MEASURES and _is_above_0(v) for name, v in named)
-
-
 def _observation(
     values: Mapping[str, Any],
     ranks: int | None,
@@ -173,7 +157,7 @@ def _observation(
             fields["step"] = int(value) if float(value).is_integer() else None
         elif kind == "epoch":
             fields["epoch"] = value
-        elif not (_is_above_0(value) or (kind == "data_wait" and value == 0)):
+        elif not (is_above_0(value) or (kind == "data_wait" and value == 0)):
             continue
         elif kind == "rate" and quantity.unit == "steps":  # every rank takes the same ones
             fields.setdefault("time_s", 1 / (value * quantity.scale))
@@ -188,10 +172,6 @@ def _observation(
             over = ranks if of_one or quantity.per_rank else 1
             fields.setdefault(quantity.kind, value * over if over else None)
     return Observation(**fields, attempt=attempt, unit=unit, values=free)
-
-
-def _is_above_0(value: Any) -> bool:
-    return type(value) in (int, float) and 0 < value < math.inf
 
 
 def _first_training(
@@ -276,10 +256,7 @@ def _with_steps(
 
 
 def _in_one_unit(
-    steps: Sequence[Observation],
-    planned: Mapping[str, Any],
-    source: str,
-    not_taken: Sequence[str],
+    steps: Sequence[Observation], planned: Mapping[str, Any], source: str, not_taken: Sequence[str]
 ) -> Observed | None:
     """The observations in one unit: of those in another one the times alone remain."""
     if not (steps or not_taken):

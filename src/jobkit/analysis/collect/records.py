@@ -15,7 +15,7 @@ from jobkit.analysis.collect.lines import ATTEMPT
 from jobkit.analysis.tables.text import counted
 from jobkit.files import closed, file_names, is_regular, open_regular
 from jobkit.metric import reader
-from jobkit.metric.kinds import Record
+from jobkit.metric.kinds import Record, epoch_of
 from jobkit.outcome.logs import MOST_READ
 from jobkit.paths import RunPaths
 
@@ -69,14 +69,6 @@ class RunRecords:
     def records_epochs(self) -> bool:
         """Whether the run records its epochs itself, with checksums: jobkit's own training does."""
         return any(r.get("kind") == "epoch" or "spec" in r for r in self.records if "v" in r)
-
-
-def epoch_of(record: Record) -> int | None:
-    """The epoch that a record is about; None for a record of steps or of another kind."""
-    epoch = record.get("epoch")
-    if type(epoch) is not int or record.get("kind", "epoch") != "epoch":
-        return None
-    return None if "v" not in record and "step" in record else epoch
 
 
 def read_run(paths: RunPaths, run_id: str | None) -> RunRecords:

@@ -13,19 +13,12 @@ from pathlib import Path
 from statistics import mode
 from typing import Any
 
-from jobkit.analysis.collect.lines import (
-    METRIC_LINES,
-    matches,
-    observed_lines,
-    observed_metrics,
-    observes,
-)
-from jobkit.analysis.collect.records import RunRecords, epoch_of
+from jobkit.analysis.collect.lines import METRIC_LINES, matches, observed_lines, observed_metrics
+from jobkit.analysis.collect.records import RunRecords
 from jobkit.analysis.collect.steps import (
     IN_STEPS,
     WITH_START,
     Observed,
-    number,
     observed_windows,
     rate_row,
     step_rows,
@@ -37,8 +30,8 @@ from jobkit.analysis.tables.columns import RESULTS
 from jobkit.analysis.tables.frames import Row
 from jobkit.analysis.tables.text import counted
 from jobkit.files import open_regular
-from jobkit.metric.kinds import COMMON, Record
-from jobkit.metric.pattern import Pattern
+from jobkit.metric.kinds import COMMON, Record, epoch_of, number
+from jobkit.metric.pattern import Pattern, observes
 from jobkit.outcome.logs import MOST_READ
 from jobkit.outcome.state import RunState
 from jobkit.spec.command import CommandSpec, PlannedRun
@@ -225,14 +218,16 @@ def rate_alike(rows: Iterable[Row]) -> None:
     """
     ok = [row for row in rows if row["status"] == "ok" and "throughput" in row]
     kinds = [(WITH_START in row["throughput_source"], row["throughput_unit"]) for row in ok]
-    of_steps = {row["series"] for row, (whole, _) in zip(ok, kinds, strict=True) if not whole}
-    sizes = defaultdict[Any, list[tuple[bool, str]]](list)
-    for row, kind in zip(ok, kinds, strict=True):
-        if not kind[0] or row["series"] not in of_steps:
-            sizes[row["series"], row["world_size"], row.get("nodes")].append(kind)
-    for row, kind in zip(ok, kinds, strict=True):
-        own = sizes[row["series"], row["world_size"], row.get("nodes")]
-        if not own or kind != mode(own):
+    places = [(row["series"], row["world_size"], row.get("nodes")) for row in ok]
+    rated = list(zip(ok, kinds, places, strict=True))
+    of_steps = {series for _, (whole, _), (series, *_) in rated if not whole}
+    alike = defaultdict[Any, list[tuple[bool, str]]](list)
+    for _, kind, place in rated:
+        if not (kind[0] and place[0] in of_steps):
+            alike[place].append(kind)
+    usual = {place: mode(of_size) for place, of_size in alike.items()}
+    for row, kind, place in rated:
+        if kind != usual.get(place):
             row |= dict.fromkeys(("throughput", "throughput_unit", "throughput_source"))
 
 

@@ -10,9 +10,9 @@ from itertools import pairwise
 from typing import Any
 
 from jobkit.analysis.collect.records import RunRecords
-from jobkit.analysis.collect.steps import Observed, number
+from jobkit.analysis.collect.steps import Observed
 from jobkit.analysis.tables.frames import Row
-from jobkit.metric.kinds import Record
+from jobkit.metric.kinds import Record, number
 
 _LOADS = {"cpu_busy": "cpu_busy_mean", "other_load": "other_load_mean", "gpu_busy": "gpu_busy_mean"}
 _LOADS |= {"memory_mib": "node_memory_max_mib", "gpu_memory_mib": "gpu_memory_max_mib"}

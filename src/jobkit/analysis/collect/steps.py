@@ -12,13 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jobkit.analysis.tables.frames import Row
-from jobkit.metric.kinds import Record
+from jobkit.metric.kinds import Record, number
 
 MAX_ROWS = 1000  # of one run in steps.csv or samples.csv
 WITH_START = "start-up included"  # what a source says whose rates are of whole runs
 IN_STEPS = "steps/s"  # the unit of a rate whose work is not known
 NO_UNIT = "units"  # of work that is counted or stated without a unit
-_TOO_LARGE = 1 << 63  # to be computed with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,10 +127,7 @@ _OfRanks = dict[Any, dict[int, Record]]  # the windows of each rank, by their la
 
 
 def observed_windows(
-    windows: Iterable[Record],
-    start: Record,
-    planned: Mapping[str, Any],
-    ranks: int | None = None,
+    windows: Iterable[Record], start: Record, planned: Mapping[str, Any], ranks: int | None = None
 ) -> Observed | None:
     """The observations of a run's window records of all ranks; None where there are none.
 
@@ -211,9 +207,3 @@ def _over_ranks(
         data_wait_s=max(totals("data_wait_s"), default=None),
         warmup=any(r.get("warmup") is True for windows in of_ranks for r in windows),
     )
-
-
-def number(value: Any) -> float | None:
-    """A number of a record; None for anything else, as for one of more than 64 bits."""
-    fits = type(value) is float or (type(value) is int and abs(value) < _TOO_LARGE)
-    return value if fits else None

@@ -18,10 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from jobkit.analysis.collect.steps import number
 from jobkit.analysis.scaling.spread import MAX_OTHER_LOAD
 from jobkit.analysis.tables.frames import Row
-from jobkit.metric.kinds import Record
+from jobkit.metric.kinds import Record, number
 from jobkit.program.why import minus, union
 
 MAX_SHOWN = 16  # ranks beside the late one, in a figure
@@ -85,16 +84,14 @@ def breakdown(whys: Sequence[Record], windows: Iterable[Record] = ()) -> Row:
     }
     if late:
         shown = sorted([*late, *(i for i in range(len(ranks)) if i not in late)][:MAX_SHOWN])
-        of_ranks = {ranks[i]["rank"]: _split(means[i].tolist(), waits[i].mean()) for i in shown}
+        of_ranks = dict[int, list[float]]()
+        for i in shown:
+            _, compute, communication, data, host = means[i].tolist()
+            waiting = min(float(waits[i].mean()), communication)
+            own = (compute, communication - waiting, waiting, data, host)
+            of_ranks[ranks[i]["rank"]] = [round(x, 6) for x in own]
         row["by_rank"] = json.dumps(of_ranks)
     return row | about_late
-
-
-def _split(mean: Sequence[float], waiting: float) -> list[float]:
-    """Compute, exposed communication without waiting, waiting, data wait, host."""
-    _, compute, communication, data, host = mean
-    waiting = min(float(waiting), communication)
-    return [round(x, 6) for x in (compute, communication - waiting, waiting, data, host)]
 
 
 def _profiled(whys: Iterable[Record]) -> tuple[list[Record], np.ndarray, np.ndarray]:

@@ -40,7 +40,7 @@ class Panel(NamedTuple):
 OF_RUNS = ("val_loss", "val_accuracy")  # columns of the runs
 _EFFICIENCY = "parallel efficiency\nrelative to {base}"
 BY_SIZE = {
-    "time_per_epoch": [Panel("times_s", "time per {of} (s)", "log", np.reciprocal)],
+    "time_per_epoch": [Panel("time_s", "time per {of} (s)", "log", np.reciprocal)],
     "throughput": [
         Panel("throughput", "throughput ({rate})", "log", np.positive),
         Panel("throughput_per_rank", "throughput per {rank} ({rate})", "zero", np.ones_like),
@@ -85,8 +85,7 @@ def size_figure(results: Results, name: str, forecasts: Sequence[Forecast] = ())
     for panel_axes, label, (panel, values) in zip(axes, labels, known, strict=True):
         for series in dict.fromkeys(s.series for s in values):
             line = fewest_nodes(list(values), series)
-            points = {s: values[s] for s in line}
-            middle = _draw_line(panel_axes, points, look[series], panel.name)
+            _draw_line(panel_axes, {s: values[s] for s in line}, look[series], panel.name)
             hollow = look[series] | {"ls": "", "mfc": "none", "label": style.ON_MORE}
             for size in (s for s in values if s.series == series and s not in line):
                 panel_axes.plot(size.devices or 0, median(values[size]), **hollow)
@@ -95,7 +94,7 @@ def size_figure(results: Results, name: str, forecasts: Sequence[Forecast] = ())
                 # What is relative to a base has a known ideal, also where the base is another
                 # series. The line ends at the largest size that was planned.
                 relative = {"speed_up": smallest / (first.base_world_size or 1), "efficiency": 1.0}
-                start = relative.get(panel.name, middle[0])
+                start = relative.get(panel.name, median(values[first]))
                 ratio = np.geomspace(1, max(places) / smallest, 65)
                 own: Any = {"color": style.GREY, "label": style.IDEAL, "zorder": 1.5}
                 panel_axes.plot(smallest * ratio, start * panel.ideal(ratio), lw=0.9, **own)
@@ -155,15 +154,10 @@ def _words(results: Results, sizes: Sequence[Size]) -> dict[str, str]:
     }
 
 
-def _draw_line(
-    axes: Axes, points: Mapping[Size, Values], look: style.Look, name: str
-) -> list[float]:
-    """Draw medians as a line, with a bar for the interval or the range of each value's repeats.
-
-    Returns the medians; a time is that of the median rate, as in the table.
-    """
+def _draw_line(axes: Axes, points: Mapping[Size, Values], look: style.Look, name: str) -> None:
+    """Draw medians as a line, with a bar for the interval or the range of each value's repeats."""
     x = [s.devices or 0 for s in points]
-    middle = [(s.time_s if name == "times_s" else None) or median(v) for s, v in points.items()]
+    middle = [median(values) for values in points.values()]
     axes.plot(x, middle, **look)
     for at, (size, values) in zip(x, points.items(), strict=True):
         ends, label = ends_of(size, name), style.INTERVAL
@@ -172,7 +166,6 @@ def _draw_line(
         if ends and ends[0] < ends[1]:
             bar: Any = {"color": look["color"], "zorder": 2, "label": label}
             axes.plot([at, at], ends, "_-", lw=1.6, ms=9, mew=1.6, **bar)
-    return middle
 
 
 def ends_of(size: Size, name: str) -> tuple[float, float] | None:

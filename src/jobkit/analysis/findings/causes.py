@@ -40,18 +40,10 @@ _MIN_TOLERANCE, _TOLERANCE = 0.02, 0.1  # of the logarithm of an efficiency, and
 _NAMED = 1 / 3  # of the loss: a factor with less is not named
 _ANOTHER_DAY_S = 12 * 3600
 # What may differ between the runs of two sizes, and how it is called.
-_DIFFER = {
-    "device": "device",
-    "driver_version": "driver",
-    "git_commit": "commit",
-    "gpu_max_clock": "clock",
-    "gpu_application_clock": "clock",
-    "gpu_power_limit": "power limit",
-    "cuda_version": "CUDA",
-    "nccl_version": "NCCL",
-    "cudnn_version": "cuDNN",
-    "python_version": "Python",
-}
+_DIFFER = {"device": "device", "driver_version": "driver", "git_commit": "commit"}
+_DIFFER |= {"gpu_max_clock": "clock", "gpu_application_clock": "clock"}
+_DIFFER |= {"gpu_power_limit": "power limit", "cuda_version": "CUDA", "nccl_version": "NCCL"}
+_DIFFER |= {"cudnn_version": "cuDNN", "python_version": "Python"}
 
 
 @dataclass(frozen=True)

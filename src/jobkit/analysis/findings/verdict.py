@@ -63,11 +63,9 @@ def verdict(results: Results, unit: str, least: float = MIN_EFFICIENCY) -> list[
     grave = [c.text for c in later if c.grave or c is later[0]]
     first = [*(sentence(c.text) for c in doubts if c.first), request]
     kind = kind_of(measured[0])
-    others = [
-        " of ".join(part for part, same in zip(other, kind, strict=True) if part not in ("", same))
-        for other in sorted({kind_of(s) for s in results.sizes if s.throughput} - {kind})
-    ]
-    others = [*filter(None, dict.fromkeys(others))]
+    rest = sorted({kind_of(s) for s in results.sizes if s.throughput} - {kind})
+    words = (" of ".join(part for part in other if part not in ("", *kind)) for other in rest)
+    others = [*filter(None, dict.fromkeys(words))]
     kinds = f" The table has {some(others, 2)} too." * bool(others)
     left = MAX_WORDS - len(f"{' '.join(first)} {kinds} {runs}".split())
 

@@ -9,6 +9,7 @@ import base64
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -53,13 +54,9 @@ def write_report(
     """
     paths, of = results.output, unit(results)
     proposal = proposal_table(results, of, least)
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    options: Any = {"undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    loader = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(loader=loader, autoescape=True, **options)
     care = results.warnings()  # the caveats are notes of the table
     texts = results.runs["warnings_text"].dropna().str.split(" | ", regex=False).explode()
     counts = texts.value_counts(sort=False).sort_index()

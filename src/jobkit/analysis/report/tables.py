@@ -72,7 +72,7 @@ def proposal_table(
                 for s in sizes
             ]
     else:
-        columns[f"{_hours(unit)} {per}"] = cells("gpu_hours", "{:.3g}")
+        columns[f"{unit[:-1]}-hours {per}"] = cells("gpu_hours", "{:.3g}")
         columns[f"node-hours {per}"] = cells("node_hours", "{:.3g}")
     shown = {
         head: column
@@ -82,10 +82,6 @@ def proposal_table(
     rows = [list(row) for row in zip(*shown.values(), strict=True)]
     notes = _notes(results, unit, least)
     return TextTable(list(shown), rows, 2 if "scaling" in shown else 1, notes)
-
-
-def _hours(unit: str) -> str:
-    return "GPU-hours" if unit == "GPUs" else "rank-hours"
 
 
 def _notes(results: Results, unit: str, least: float) -> list[str]:
@@ -216,7 +212,7 @@ def project_table(
         measured = sorted({s.throughput_unit.partition("/")[0] for s in results.sizes})
         units = " and ".join(measured)
         raise UsageError(f"--work {work!r}: the study measured {units}, as '1000 {measured[0]}'")
-    heads = ["series", unit, "nodes", "days per run", _hours(unit), "node-hours"]
+    heads = ["series", unit, "nodes", "days per run", f"{unit[:-1]}-hours", "node-hours"]
     note = (
         f"{counted(count, 'run')} of {work.strip()} each, by the mean rate: {_beside(results)}. "
         "Failures and trials come on top."
@@ -238,17 +234,12 @@ def forecast_rows(
 
     heads = ["series", unit, "nodes", "times the largest measured size", f"time {per} (s)"]
     heads += ["speed-up", "parallel efficiency", f"node-hours {per}"]
-    rows = [
-        [
-            *(str(row["series"]), say(row["world_size"]), say(row["nodes"])),
-            say(row["times_beyond"], "{:.3g}"),
-            cell(row, "time", "{:.3g}", "_s"),
-            cell(row, "speed_up", "{:.3g}"),
-            cell(row, "efficiency", "{:.0%}"),
-            cell(row, "node_hours", "{:.3g}"),
-        ]
-        for row in records(table)
-    ]
+    rows = []
+    for row in records(table):
+        cells = [str(row["series"]), say(row["world_size"]), say(row["nodes"])]
+        cells += [say(row["times_beyond"], "{:.3g}"), cell(row, "time", "{:.3g}", "_s")]
+        cells += [cell(row, "speed_up", "{:.3g}"), cell(row, "efficiency", "{:.0%}")]
+        rows.append([*cells, cell(row, "node_hours", "{:.3g}")])
     notes = [sentence(note) for f in forecasts for note in f.notes]
     notes += [
         f"Not measured: average of laws{' with the measured links' * (law != 'average')}, by how "

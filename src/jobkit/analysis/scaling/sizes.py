@@ -104,7 +104,8 @@ class Size:
 
     def interval(self, name: str) -> tuple[float, float] | None:
         """The ends of the interval of a value; None where it has none."""
-        low, high = (getattr(self, f"{name}_{end}", None) for end in ("low", "high"))
+        stem, unit, _ = name.partition("_s")  # time_low_s
+        low, high = (getattr(self, f"{stem}_{end}{unit}", None) for end in ("low", "high"))
         return None if low is None or high is None else (low, high)
 
 
@@ -201,7 +202,7 @@ def _with_times(measured: list[Size]) -> list[Size]:
             amount = size.train_samples if epochs else work
             times = tuple(amount / rate for rate in size.rates if amount and rate > 0)
             # That of the median rate: speed-ups are ratios of both.
-            middle = amount / size.throughput if amount and (size.throughput or 0) > 0 else None
+            middle = amount / x if amount and (x := size.throughput or 0.0) > 0 else None
             time: Any = {"time_of": name, "times_s": times, "time_s": middle}
             found.append(replace(size, throughput_unit=unit, time_amount=amount, **time))
     return found

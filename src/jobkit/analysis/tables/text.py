@@ -42,20 +42,11 @@ class TextTable:
         rows = [map(_latex, row) for row in self.rows]
         body = [" & ".join(row) + r" \\" for row in (heads, *rows)]
         notes = [f"{_latex(note)}\\par" for note in self.notes]
-        return "\n".join(
-            [
-                r"{\small\setlength{\tabcolsep}{3pt}%",
-                rf"\begin{{tabular}}{{{columns}}}",
-                r"\toprule",
-                body[0],
-                r"\midrule",
-                *body[1:],
-                r"\bottomrule",
-                r"\end{tabular}\par}",
-                *[r"{\footnotesize\noindent", *notes, "}"][: 3 * len(notes)],
-                "",
-            ]
-        )
+        page = [r"{\small\setlength{\tabcolsep}{3pt}%", rf"\begin{{tabular}}{{{columns}}}"]
+        page += [r"\toprule", body[0], r"\midrule", *body[1:], r"\bottomrule"]
+        page += [r"\end{tabular}\par}"]
+        page += [r"{\footnotesize\noindent", *notes, "}"] if notes else []
+        return "\n".join([*page, ""])
 
 
 def with_interval(value: Any, ends: tuple[Any, Any] | None, form: str) -> str:
