@@ -68,20 +68,12 @@ def breakdown(whys: Sequence[Record], windows: Iterable[Record] = ()) -> Row:
         useful = means[:, _COMPUTE] + means[:, _HOST] - slower
         longest = busiest = max(longest, float(useful[late].max()))
     busiest = min(busiest + data + more_data_s, total)
-    row: Row = {
-        "compute_s": compute,
-        "communication_s": communication,
-        "waiting_s": waiting,
-        "data_wait_s": data + more_data_s,
-        "host_s": host,
-        "iteration_s": total,
-        "last_rank_wait_s": max(0.0, iteration - wall),
-        "useful_max_s": min(longest, total),
-        "busy_max_s": busiest,
-        "random_imbalance_s": min(in_turn + slow_s, total - busiest) if len(ranks) > 1 else 0.0,
-        "slow_steps_s": slow_s,
-        "ranks": len(ranks),
-    }
+    random = min(in_turn + slow_s, total - busiest) if len(ranks) > 1 else 0.0
+    row: Row = {"compute_s": compute, "communication_s": communication, "waiting_s": waiting}
+    row |= {"data_wait_s": data + more_data_s, "host_s": host, "iteration_s": total}
+    row |= {"last_rank_wait_s": max(0.0, iteration - wall), "useful_max_s": min(longest, total)}
+    row |= {"busy_max_s": busiest, "random_imbalance_s": random, "slow_steps_s": slow_s}
+    row["ranks"] = len(ranks)
     if late:
         shown = sorted([*late, *(i for i in range(len(ranks)) if i not in late)][:MAX_SHOWN])
         of_ranks = dict[int, list[float]]()

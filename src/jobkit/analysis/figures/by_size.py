@@ -137,21 +137,17 @@ def _values(results: Results, size: Size, name: str) -> Values:
 
 def _words(results: Results, sizes: Sequence[Size]) -> dict[str, str]:
     """What titles and labels name."""
-    on_gpus = style.unit(results) == "GPUs"
+    unit = style.unit(results)
     of = {s.time_of for s in sizes}
     bases = {(s.base_series, s.base_world_size) for s in sizes if s.base_series}
     base = "the base of each series"
     if len(bases) == 1:
         ((series, ranks),) = bases
         base = f"{style.short(series or '')} on {counted(ranks or 0, 'rank')}"
-    return {
-        "rank": "GPU" if on_gpus else "rank",
-        "kind": "allocated" if on_gpus else "resident",
-        "of": of.pop() if len(of) == 1 else "amount of work",
-        "base": base,
-        "rate": sizes[0].throughput_unit,
-        "target": f"{sizes[0].target_accuracy or 0:.0%}",
-    }
+    words = {"rank": unit[:-1], "kind": "allocated" if unit == "GPUs" else "resident"}
+    words |= {"of": of.pop() if len(of) == 1 else "amount of work", "base": base}
+    goal = f"{sizes[0].target_accuracy or 0:.0%}"
+    return words | {"rate": sizes[0].throughput_unit, "target": goal}
 
 
 def _draw_line(axes: Axes, points: Mapping[Size, Values], look: style.Look, name: str) -> None:

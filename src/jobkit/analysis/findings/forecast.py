@@ -113,15 +113,10 @@ def forecast_table(results: Results, forecasts: Sequence[Forecast]) -> pd.DataFr
     rows = []
     for forecast, ranks, nodes in ((f, *size) for f in forecasts for size in f.sizes.items()):
         base, measured = forecast.base, forecast.prediction.sizes
-        row: Row = {
-            **{name: getattr(base, name) for name in ("series", "throughput_unit", "time_of")},
-            "study": results.name,
-            "law": "measured links" if forecast.prediction.sent else "average",
-            "measured_sizes": ", ".join(map(str, measured)),
-            "times_beyond": ranks / measured[-1],
-            "world_size": ranks,
-            "nodes": nodes,
-        }
+        row: Row = {n: getattr(base, n) for n in ("series", "throughput_unit", "time_of")}
+        law = "measured links" if forecast.prediction.sent else "average"
+        row |= {"study": results.name, "law": law, "measured_sizes": ", ".join(map(str, measured))}
+        row |= {"times_beyond": ranks / measured[-1], "world_size": ranks, "nodes": nodes}
         rates, speed_ups = forecast.prediction.rate(ranks), forecast.speed_up(ranks)
         # The lower end of a rate is the upper one of a time.
         ends = (("", ""), ("_low", "_high"), ("_high", "_low"))
