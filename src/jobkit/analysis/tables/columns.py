@@ -131,7 +131,8 @@ warnings COUNT number of warnings and errors that the run recorded
 warnings_text TEXT their texts without duplicates, joined by ' | '
 lines_rejected COUNT [METRIC] lines rejected (truncated or bad checksum)
 records_lost COUNT records missing in every source: sequence gaps
-throughput NUMBER rate over all ranks, in throughput_unit, without the warm-up
+throughput NUMBER rate over all ranks, in throughput_unit, without the warm-up; empty where it is
+    of another kind than those of its size
 throughput_unit TEXT its unit: images/s, tokens/s, steps/s, ...; of wall times runs/h, shares/h
 throughput_source TEXT what measured it: meter, auto, pattern NAME (what its times have in
     them), metric lines, or the wall time of the run
