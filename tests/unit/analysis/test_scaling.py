@@ -318,9 +318,7 @@ def test_the_gate_names_each_series_that_does_not_pass() -> None:
             assert all(re.search(expected, line) for line in lines)
 
 
-def test_the_gate_is_4_where_it_is_not_met_and_3_where_a_run_is_not_ok(
-    capsys, monkeypatch
-) -> None:
+def test_the_gate_is_4_where_it_is_not_met_and_3_where_a_run_is_not_ok(capsys, monkeypatch) -> None:
     plan = make_plan(strategies=("ddp",), gpus=(1, 2, 4))
     for run_id, spec in plan.runs.items():
         if spec.world_size == 4:
