@@ -78,12 +78,14 @@ def forge(_forks: Forks, data_dir: Path, tmp_path_factory: pytest.TempPathFactor
     device = os.environ.get("JOBKIT_TEST_DEVICE", "")
     on_device = ["--device", device, *(["--deterministic"] * (device == "cuda"))] if device else []
 
-    def start(world, *words, run_dir=None, cwd=ROOT, env=None, timeout_s=900.0, code=0) -> Result:
+    def start(
+        world, *words, main=MAIN, run_dir=None, cwd=ROOT, env=None, timeout_s=900.0, code=0
+    ) -> Result:
         if device == "cuda" and world > torch.cuda.device_count():
             pytest.skip(f"needs {world} GPUs")
         folder = run_dir or tmp_path_factory.mktemp("forge") / "run"
         files = tmp_path_factory.mktemp("out")
-        argv = [str(MAIN), "--data-dir", str(data_dir), *on_device, *words]
+        argv = [str(main), "--data-dir", str(data_dir), *on_device, *words]
         ranks = [
             ({**(env or {}), **place}, *[files / place["RANK"]] * 2) for place in places(world)
         ]

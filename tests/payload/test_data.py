@@ -20,7 +20,6 @@ from jobkit.payload.batches import (
 from jobkit.payload.data import split
 from jobkit.payload.model import build_model
 from jobkit.payload.place import RankEnv
-from jobkit.payload.strategies.base import make_optimizer
 from jobkit.payload.strategies.local import Single
 from jobkit.payload.train import Trainer
 from jobkit.spec.runspec import RunSpec
@@ -144,7 +143,7 @@ def test_no_step_has_the_host_wait_for_the_gpu(monkeypatch: pytest.MonkeyPatch) 
             data=data_on(GPU, samples),
             batches=Batches(samples, BATCH, 0, 1, spec.accumulate, 0),
             strategy=strategy,
-            optimizer=make_optimizer(strategy),
+            optimizer=strategy.make_optimizer(),
             report=SimpleNamespace(),  # type: ignore[arg-type]
         )
         monkeypatch.setattr(strategy, "optimizer_step", lambda optimizer: None)

@@ -12,7 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from jobkit.payload.model import build_model
 from jobkit.payload.place import RankEnv
-from jobkit.payload.strategies.fsdp import FSDP, model_size
+from jobkit.payload.strategies.fsdp import FSDP
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.strategies import FACTS
 from support.fake_cuda import Operations
@@ -68,7 +68,7 @@ def test_a_step_waits_as_often_as_is_said(two_ranks, settings, gathers, reductio
     spec = RunSpec(strategy="fsdp", model="cnn", ranks_per_node=2, **settings)
     strategy, sent = step_of(build_model(spec, 10), model="cnn", **settings)
     assert sent == {"allgather": gathers, "reduce_scatter": reductions}
-    size = model_size(strategy.groups)
+    size = strategy.size_of(build_model(spec, 10))
     said = FACTS["fsdp"].messages(spec.to_dict(), size)
     assert said is not None
     assert sum(m.count for m in said if m.scope.ranks > 1) == gathers + reductions

@@ -19,6 +19,7 @@ from jobkit.payload.device import seed_rank
 from jobkit.payload.resume import _check_fits
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.strategies import FACTS
+from support import zero1
 from support.cuts import (
     DATA,
     ITERATIONS,
@@ -94,6 +95,27 @@ def test_cut_anywhere_and_resumed_is_never_cut(forge, own, strategy, ranks, word
     assert len({tuple(state.tolist()) for state in random_states}) == ranks  # each its own
     # What was recorded twice is the same twice; together they are the straight run's epochs.
     assert sorted(set(measured(last, times + 1))) == measured(straight)
+
+
+def test_an_optimizer_that_is_sharded_is_whole_in_a_checkpoint(forge: Start, own: Path) -> None:
+    """Resumed as it was written it is never cut; ddp takes it, and it takes what ddp wrote."""
+    how = (*PLAIN, "--optimizer", "adamw", "--checkpoint-every", "10")
+    runs = {}
+    for name, cut in (("zero1", False), ("zero1", True), ("ddp", True)):
+        env = {"JOBKIT_FAULT": "kill@11:0"} if cut else {}
+        words = (*how, "--strategy", name)
+        runs[name, cut] = forge(2, *words, main=zero1.__file__, cwd=own, env=env, code=None)
+    straight, folder = runs["zero1", False], str(runs["zero1", True].paths.folder)
+    resumed = forge(
+        2, *how, "--strategy", "zero1", "--resume-from", folder, main=zero1.__file__, cwd=own
+    )
+    assert same(final(straight), final(resumed)) == []
+    assert "optim.0.weight.exp_avg" in final(straight)
+    for name, ranks, written in (("ddp", 2, "zero1"), ("zero1", 3, "ddp")):
+        words = ("--strategy", name, "--resume-from", str(runs[written, True].paths.folder))
+        done = forge(ranks, *how, *words, main=zero1.__file__, cwd=own)
+        assert f"written by {written} at 2 ranks" in done.out
+        assert done.losses()[-2:] == pytest.approx(straight.losses()[-2:], rel=5e-4)
 
 
 # --- at other ranks, under another strategy, with other batches --------------------------------

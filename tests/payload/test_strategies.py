@@ -1,5 +1,6 @@
 """What the strategies ask of torch, in one process: options, groups, hooks and operations."""
 
+import re
 from collections import OrderedDict
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from jobkit.errors import UsageError
 from jobkit.payload.model import build_model
 from jobkit.payload.place import RankEnv
+from jobkit.payload.resume import _prime
 from jobkit.payload.strategies import Strategy, ddp, strategy_class
-from jobkit.payload.strategies.base import make_optimizer
 from jobkit.payload.strategies.blocks import checkpoint_blocks
 from jobkit.payload.strategies.fsdp import FSDP
 from jobkit.payload.strategies.pipeline import Pipeline
@@ -56,6 +57,13 @@ def test_fsdp_gathers_ahead() -> None:
     assert [len(s._states_to_forward_prefetch) for s in states] == [2, 2, 2, 1, 0]
     assert [len(s._states_to_backward_prefetch) for s in states] == [0, 1, 2, 2, 2]
     assert states[0]._states_to_forward_prefetch[0] is states[1]
+
+
+def test_the_docstring_names_every_hook() -> None:
+    public = {n for n in vars(Strategy) if n[0] != "_"} - {"setup", "placed", "loss"}
+    absent = public - {*re.findall(r"\w+", Strategy.__doc__ or "")}
+    absent -= {"keeps_gradients", "casts_parameters"}  # which stand below it
+    assert not absent, f"add to the docstring of Strategy in payload/strategies/base.py: {absent}"
 
 
 class Normalised(nn.Sequential):
@@ -148,10 +156,22 @@ def test_a_clipped_step_is_as_long_as_the_clip(name: str) -> None:
     strategy = made(name, clip_norm=1e-2, lr=1.0, momentum=0.0, weight_decay=0.0)
     before = strategy.whole()
     step(strategy)
-    strategy.optimizer_step(make_optimizer(strategy))
+    strategy.optimizer_step(strategy.make_optimizer())
     moved = [tensor - before[name] for name, tensor in strategy.whole().items()]
     assert torch.cat([m.flatten() for m in moved]).norm().item() == pytest.approx(1e-2, rel=1e-3)
     assert all(p.grad is None for p in strategy.model.parameters())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_resume_makes_the_optimizers_state_by_a_step_of_the_strategy(precision: str) -> None:
+    strategy = made("single", precision=precision, clip_norm=1.0)
+    before, optimizer, steps = strategy.whole(), strategy.make_optimizer(), []
+    step_of = strategy.optimizer_step
+    strategy.optimizer_step = lambda o: (steps.append(o), step_of(o))  # type: ignore
+    trainer: Any = SimpleNamespace(strategy=strategy, optimizer=optimizer, loss_sum=torch.zeros(()))
+    _prime(trainer)
+    assert steps == [optimizer] and strategy.optimizer_state(optimizer).keys() == before.keys()
+    assert all(map(torch.equal, before.values(), strategy.whole().values()))
 
 
 @pytest.mark.parametrize(
@@ -162,9 +182,9 @@ def test_the_optimizer_is_fused_where_torch_has_that(name: str, optimizer: str) 
     """FSDP's SGD, which torch has no fused rule for, updates all at once (foreach) on GPUs."""
     strategy = made(name, optimizer=optimizer)
     if (name, optimizer) == ("fsdp", "sgd"):
-        assert make_optimizer(strategy).defaults["foreach"] is False
+        assert strategy.make_optimizer().defaults["foreach"] is False
         strategy.device = GPU
-    kind = make_optimizer(strategy)
+    kind = strategy.make_optimizer()
     strategy.device = CPU
     step(strategy)
     with Operations() as seen:

@@ -236,12 +236,11 @@ def read_index(folder: Path) -> Any:
 def shared_tensors(trainer: "Trainer") -> dict[str, Tensor]:
     """Parameters and optimizer state that this rank holds: the live tensors, not copies."""
     trainer.strategy.settle()
-    tensors: dict[str, Tensor] = {}
-    for name, parameter in trainer.strategy.named_parameters().items():
-        tensors[f"model.{name}"] = parameter.detach()
-        for key, value in trainer.optimizer.state.get(parameter, {}).items():
-            if isinstance(value, Tensor):
-                tensors[f"optim.{name}.{key}"] = value
+    parameters = trainer.strategy.named_parameters()
+    tensors = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
+    for name, state in trainer.strategy.optimizer_state(trainer.optimizer).items():
+        named = {f"optim.{name}.{k}": v for k, v in state.items() if isinstance(v, Tensor)}
+        tensors |= named
     return tensors
 
 

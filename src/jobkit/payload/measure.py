@@ -1,4 +1,4 @@
-"""What communication costs a ddp iteration, by difference: its passes with and without it.
+"""What communication costs an iteration of ranks with copies of a model: passes with and without.
 
 Spans say how long communication is exposed. On a CPU it also slows the computing that overlaps it,
 and DDP's own work on its buckets is neither. So once in a run the passes of one iteration are
@@ -26,7 +26,7 @@ def measure_difference(trainer: "Trainer", step: Step) -> None:
     """Record by how much the passes of an iteration that is done take longer with all-reduce."""
     trainer.after_step = [other for other in trainer.after_step if other is not measure_difference]
     device, model, differences = trainer.data.device, trainer.strategy.model, list[float]()
-    shares_buffers = model.require_forward_param_sync
+    shares_buffers = getattr(model, "require_forward_param_sync", None)  # of DDP
     devices = [device] if device.type == "cuda" else []
     trainer.windows.pause()
     with torch.random.fork_rng(devices), kept_statistics(model):
@@ -36,7 +36,8 @@ def measure_difference(trainer: "Trainer", step: Step) -> None:
             if max(trainer.group.gather(max(seconds.values()))) > MAX_PASS_S:
                 break
             differences += [seconds[True] - seconds[False]] * (turn >= WARM_UP)
-        model.require_forward_param_sync = shares_buffers  # a pass of no_sync ends it
+        if shares_buffers is not None:
+            model.require_forward_param_sync = shares_buffers  # a pass of no_sync ends it
         if differences:
             mean = statistics.fmean(trainer.group.gather(statistics.fmean(differences)))
             pairs = len(differences)

@@ -135,7 +135,7 @@ def _check_fits(checkpoint: Checkpoint, trainer: "Trainer", group: Group) -> Non
 
 def _load(checkpoint: Checkpoint, trainer: "Trainer", group: Group) -> None:
     """Fill model, optimizer and this rank's own state. Raises Corrupt."""
-    rank, strategy, state = trainer.group.place.rank, trainer.strategy, trainer.optimizer.state
+    rank, strategy = trainer.group.place.rank, trainer.strategy
     shapes, writers = checkpoint.shapes, checkpoint.writers
     same = checkpoint.layout == strategy.layout()
     owners = [rank] if same else writers
@@ -143,10 +143,9 @@ def _load(checkpoint: Checkpoint, trainer: "Trainer", group: Group) -> None:
         raise Corrupt("it lacks the ranks' own state")
     _prime(trainer)
     # The checkpoint lacks the optimizer's state of a parameter that never had a gradient.
-    for name, parameter in strategy.named_parameters().items():
-        keys = state.get(parameter)
-        if keys and not any(f"optim.{name}.{key}" in shapes for key in keys):
-            del state[parameter]
+    for name, state in strategy.optimizer_state(trainer.optimizer).items():
+        if not any(f"optim.{name}.{key}" in shapes for key in state):
+            state.clear()
     tensors, parts = shared_tensors(trainer), []
     for prefix in (f"rank.{owner}." for owner in owners):
         blank = checkpoint.blank(prefix)
@@ -174,13 +173,15 @@ def _prime(trainer: "Trainer") -> None:
 
     Its values do not matter: a checkpoint is loaded over them.
     """
-    trainer.strategy.warm_up()
-    for group in trainer.optimizer.param_groups:
+    strategy, optimizer = trainer.strategy, trainer.optimizer
+    strategy.warm_up()
+    for group in optimizer.param_groups:
         group["lr"] = 0.0
-        for parameter in group["params"]:
+    for parameter in strategy.model.parameters():
+        if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
-    trainer.optimizer.step()
-    trainer.optimizer.zero_grad(set_to_none=True)
+    strategy.scaler.scale(trainer.loss_sum)  # of a backward pass, without which it takes no step
+    strategy.optimizer_step(optimizer)
 
 
 def merged(ranks: list[dict[str, Tensor]], rank: int) -> dict[str, Tensor]:

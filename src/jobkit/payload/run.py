@@ -41,7 +41,6 @@ from jobkit.payload.same_ranks import compare_ranks
 from jobkit.payload.signals import Stopped, StopRequest, read_fault
 from jobkit.payload.stop import JobGuard
 from jobkit.payload.strategies import strategy_class
-from jobkit.payload.strategies.base import make_optimizer
 from jobkit.payload.train import Trainer
 from jobkit.program.process import host_name
 from jobkit.spec.runspec import RunSpec
@@ -155,7 +154,7 @@ def build_trainer(
             seed,
         ),
         strategy=strategy,
-        optimizer=make_optimizer(strategy),
+        optimizer=strategy.make_optimizer(),
         report=report,
     )
     if spec.speed_run:
@@ -249,12 +248,16 @@ def _train(job: RankJob, trainer: Trainer) -> None:
     trainer.guard = guard = _guard(job, trainer)
     # PowerSGD keeps what it left out; a compiled graph is of one kind of pass only.
     fits = spec.ddp_comm_hook != "powersgd" and not spec.compile
-    if spec.why and spec.strategy == "ddp" and job.place.world_size > 1 and fits:
+    copies = trainer.strategy.facts.copies_model and job.place.world_size > 1
+    if spec.why and copies and fits:
         trainer.after_step = [measure_difference]
-    if spec.check_ranks and spec.strategy == "ddp" and job.place.world_size > 1:
+    if spec.check_ranks and copies:
         trainer.after_step = [*trainer.after_step, compare_ranks]
     elif spec.check_ranks:
-        report.info("--check-ranks compares copies of ddp on several ranks: there are none")
+        report.info(
+            "--check-ranks compares the copies of the model: there are none, under strategy "
+            f"{spec.strategy} at {job.place.world_size} ranks"
+        )
     guard.start()
     dist.barrier()
     report.startup["total_s"] = process_age_s()

@@ -21,11 +21,11 @@ from torch.utils._pytree import tree_leaves
 
 from jobkit.errors import UsageError, one_line
 from jobkit.payload.model import build_model
-from jobkit.payload.strategies.base import at_least_fp32
+from jobkit.payload.strategies import strategy_class
+from jobkit.payload.strategies.base import FP32, at_least_fp32
 from jobkit.payload.strategies.blocks import checkpoint_blocks
 from jobkit.spec.runspec import RunSpec
 
-FP32 = 4  # bytes of a number
 Cut = Callable[[nn.Module], Sequence[nn.Module]]
 
 
@@ -88,8 +88,8 @@ def follow(
     are. cut: gives the model's stages in order. Raises UsageError for a model that cannot be made
     or whose forward pass cannot be followed without data.
     """
-    # FSDP casts parameters and inputs; the others compute under autocast. fp16 is as large.
-    low = spec.low_precision and spec.strategy == "fsdp"
+    # In bf16, as fp16 is as large: parameters and inputs where the strategy casts them.
+    low = spec.low_precision and strategy_class(spec.strategy).casts_parameters
     blocks = spec.activation_checkpointing
     model, mode = fake_model(spec.model, spec.width, spec.hidden, classes, low, blocks)
     stages = cut(model)
@@ -98,7 +98,8 @@ def follow(
         with mode:
             sent: tuple[Any, ...] = (torch.empty(images, 3, 32, 32),)
             for module in stages:
-                stage, sent = _passes(spec, module, sent, new, module is stages[-1])
+                autocast = spec.low_precision and not low
+                stage, sent = _passes(module, sent, new, module is stages[-1], low, autocast)
                 found.append(stage)
     except (RuntimeError, ValueError, TypeError, AssertionError) as error:
         raise UsageError(
@@ -109,12 +110,12 @@ def follow(
 
 
 def _passes(
-    spec: RunSpec, module: nn.Module, sent: tuple[Any, ...], new: bool, last: bool
+    module: nn.Module, sent: tuple[Any, ...], new: bool, last: bool, low: bool, autocast: bool
 ) -> tuple[Stage, tuple[Any, ...]]:
     """A stage's passes, and what it sends to the next one."""
     parameters, buffers, live = [*module.parameters()], [*module.buffers()], LiveBytes()
     trained = [p for p in parameters if p.requires_grad]
-    dtype = parameters[0].dtype if parameters and spec.strategy == "fsdp" else torch.float32
+    dtype = torch.bfloat16 if low else torch.float32
     inputs = [
         x.detach().to(dtype).requires_grad_(x.requires_grad) if torch.is_floating_point(x) else x
         for x in sent
@@ -122,7 +123,6 @@ def _passes(
     for p in trained:
         p.grad = None if new else torch.zeros_like(p)
     live.ignore(inputs, parameters, buffers, [p.grad for p in trained])
-    autocast = spec.low_precision and spec.strategy != "fsdp"
     with live:
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             out = module(*inputs)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobkit.errors import Exit, Parser, UsageError, at_least, command, positive, whole
 from jobkit.planner.memory import add_model_arguments, amount, base_of, head, text_table
+from jobkit.spec.runspec import RunSpec
 from jobkit.spec.strategies import FACTS
 from jobkit.spec.traffic import Link, Links, seconds
 from jobkit.units import GIB, say_seconds
@@ -100,8 +101,10 @@ def parser() -> Parser:
     for name, kind, default, metavar, text in rows:
         more = {"type": kind, "default": default, "required": default is None}
         parser.add_argument(f"--{name}", metavar=metavar, help=text, **more)
-    skip = ("strategy", "fsdp_reshard_after_forward", "fsdp_hybrid_replicas")
-    add_model_arguments(parser, skip=skip)
+    # All modes are in the table, so that what makes one is not to be set.
+    plain = RunSpec().to_dict()
+    modes = (mode for facts in FACTS.values() for mode in facts.modes(plain).values())
+    add_model_arguments(parser, skip=("strategy", *(name for mode in modes for name in mode)))
     return parser
 
 

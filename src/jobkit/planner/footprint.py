@@ -14,11 +14,11 @@ from jobkit.errors import UsageError
 from jobkit.payload.batches import data_bytes
 from jobkit.payload.place import RankEnv
 from jobkit.payload.strategies import strategy_class
-from jobkit.payload.strategies.fsdp import model_size, shard_groups
-from jobkit.planner.activations import FP32, Stage, fake_model, follow
+from jobkit.payload.strategies.base import FP32
+from jobkit.planner.activations import Stage, fake_model, follow
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.strategies import FACTS
-from jobkit.spec.traffic import Message, ModelSize
+from jobkit.spec.traffic import Message
 
 PARTS = ("parameters", "gradients", "optimizer", "buffers", "activations", "communication", "data")
 
@@ -43,6 +43,8 @@ class Footprint:
     spec: RunSpec
     parameters: int
     gradients: int
+    stepped: int  # of the gradients whose optimizer state is on this GPU
+    offloads: bool = False  # these are in the node's memory
     buffers: int = 0
     activations: int | None = None
     communication: int | None = None
@@ -52,14 +54,12 @@ class Footprint:
     def optimizer(self) -> int:
         """SGD keeps one number for each momentum, Adam two."""
         copies = 2 if self.spec.optimizer != "sgd" else int(self.spec.momentum > 0)
-        return (copies + self.spec.speed_run) * self.gradients
+        return (copies + self.spec.speed_run) * self.stepped
 
     @property
     def offloaded(self) -> int:
         """Those of these bytes that are in the node's memory instead."""
-        if not (self.spec.fsdp_cpu_offload and FACTS[self.spec.strategy].shards_state):
-            return 0
-        return self.parameters + self.gradients + self.optimizer
+        return (self.parameters + self.gradients + self.optimizer) * self.offloads
 
     @property
     def label(self) -> str:
@@ -101,13 +101,18 @@ def footprint(spec: RunSpec, subject: Subject, devices: int = 1) -> Footprint:
     Raises UsageError where the strategy is not applicable.
     """
     facts, strategy = FACTS[spec.strategy], strategy_of(spec)
-    shards = facts.shards(spec.to_dict())
+    shards = facts.state_shards(spec.to_dict())
     if subject.parameters is not None:
         size = FP32 * subject.parameters
-        shard = -(-size // shards)
-        unknown = facts.splits_model or (facts.shards_state and spec.fsdp_reshard_after_forward)
-        sent = None if unknown else size if facts.shards_state else 0
-        return Footprint(spec=spec, parameters=shard, gradients=shard, communication=sent)
+        parameters, gradients, stepped = (-(-size // n) for n in shards)
+        return Footprint(
+            spec=spec,
+            parameters=parameters,
+            gradients=gradients,
+            stepped=stepped,
+            offloads=strategy.offloads,
+            communication=strategy.step_memory(None, size, gradients)[0],
+        )
     if facts.splits_model:
         stages = follow_stages(strategy, subject)
         ranks = [_of_pipeline_rank(strategy, subject, stages, r) for r in range(strategy.ranks)]
@@ -115,51 +120,23 @@ def footprint(spec: RunSpec, subject: Subject, devices: int = 1) -> Footprint:
     devices = devices if facts.whole_node else 1
     step_images = -(-spec.steps_batch_size // (devices if facts.whole_node else spec.world_size))
     images, added_up = -(-step_images // spec.accumulate), spec.accumulate > 1
-    new = not (added_up or facts.keeps_gradients or facts.shards_state)
+    new = not (added_up or strategy.keeps_gradients)
     (stage,) = follow(spec, images, subject.classes, new)
-    parameters, gradients = -(-stage.parameters // shards), -(-stage.gradients // shards)
-    activations, communication = stage.taken + stage.peak, 0
-    if facts.shards_state:
-        gathered, group, largest = _gathered(spec, subject)
-        # A group's gradients are there whole before they are reduced to shards; those that
-        # microbatches add up stay whole.
-        communication = gathered + max(0, (stage.gradients if added_up else group) - gradients)
-        activations -= 0 if added_up else largest
-    elif facts.keeps_gradients:
-        # A hook that compresses keeps its results beside the buckets; gradients that microbatches
-        # add up without a reduction are beside them, too.
-        beside = {"none": 0.0, "fp16": 0.5, "bf16": 0.5, "powersgd": 1.0}[spec.ddp_comm_hook]
-        communication = int(gradients * (beside + added_up))
+    sizes = (stage.parameters, stage.gradients, stage.gradients)
+    parameters, gradients, stepped = (-(-size // n) for size, n in zip(sizes, shards, strict=True))
+    model = model_of(spec, subject.classes)
+    communication, counted = strategy.step_memory(model, stage.gradients, gradients)
     return Footprint(
         spec=spec,
         parameters=parameters,
         gradients=gradients,
+        stepped=stepped,
+        offloads=strategy.offloads,
         buffers=stage.buffers,
-        activations=activations,
+        activations=stage.taken + stage.peak - counted,
         communication=communication,
         data=subject.data(step_images * devices),
     )
-
-
-def _gathered(spec: RunSpec, subject: Subject) -> tuple[int, int, int]:
-    """Bytes of FSDP's gathered parameters, and gradients of its largest group and parameter.
-
-    The root stays gathered; of the blocks there are the one that computes and those gathered ahead,
-    or all of them where they are kept after the forward pass.
-    """
-    model, _ = fake_model(spec.model, spec.width, spec.hidden, subject.classes)
-    groups = shard_groups(model, spec)
-    root = sum(g.parameters for g in groups if g.root or g.exact)
-    blocks = [g.parameters for g in reversed(groups) if not (g.root or g.exact)]
-    at_once = 1 + max(1, spec.fsdp_prefetch)
-    kept = sum(blocks)
-    if spec.fsdp_reshard_after_forward:
-        kept = max((sum(blocks[i : i + at_once]) for i in range(len(blocks))), default=0)
-    size = 2 if spec.low_precision else FP32
-    # Its parameters are free again when a group is reduced, in fp32 where that is set.
-    reduced = FP32 if spec.fsdp_reduce_fp32 else size
-    largest = max(p.numel() for p in model.parameters())
-    return (root + kept) * size, max([root, *blocks]) * reduced, largest * size
 
 
 def _of_pipeline_rank(
@@ -169,15 +146,13 @@ def _of_pipeline_rank(
     later = strategy.ranks - 1 - rank
     # torch has a buffer for what each microbatch receives, going forward and backward.
     received = stage.taken + stage.given * (later > 0)
-    # Forward passes that wait for their backward pass, at most: GPipe keeps every microbatch; 1F1B
-    # one for each stage from this one to the last.
-    waiting = parts if strategy.schedule == "gpipe" else min(parts, later + 1)
     return Footprint(
         spec=spec,
         parameters=stage.parameters,
         gradients=stage.gradients,
+        stepped=stage.gradients,
         buffers=stage.buffers,
-        activations=(waiting - 1) * stage.saved + stage.peak,
+        activations=(strategy.waiting(rank) - 1) * stage.saved + stage.peak,
         communication=received * parts + stage.gradients * (strategy.data_world_size > 1),
         data=subject.data(-(-spec.steps_batch_size // strategy.data_world_size)),
     )
@@ -202,9 +177,9 @@ def strategy_of(spec: RunSpec) -> Any:
 def step_messages(footprint: Footprint, subject: Subject) -> list[Message] | None:
     """The messages of one optimizer step; None where they are not known."""
     spec, facts = footprint.spec, FACTS[footprint.spec.strategy]
-    size = ModelSize(parameters=footprint.parameters)
+    strategy = strategy_of(spec)
+    size = strategy.size_of(model_of(spec, subject.classes))
     if facts.splits_model:
-        strategy = strategy_of(spec)
         given = [stage.given for stage in follow_stages(strategy, subject)]
         size = replace(
             size,
@@ -212,9 +187,6 @@ def step_messages(footprint: Footprint, subject: Subject) -> list[Message] | Non
             microbatches=strategy.microbatches,
             stage=footprint.gradients,
         )
-    elif facts.shards_state:
-        model, _ = fake_model(spec.model, spec.width, spec.hidden, subject.classes)
-        size = model_size(shard_groups(model, spec))
     return facts.messages(spec.to_dict(), size)
 
 
@@ -230,6 +202,6 @@ def idle_share(spec: RunSpec) -> float:
     return later / (strategy.microbatches + later)
 
 
-def parameters_of_model(spec: RunSpec, classes: int) -> int:
-    model, _ = fake_model(spec.model, spec.width, spec.hidden, classes)
-    return sum(p.numel() for p in model.parameters())
+def model_of(spec: RunSpec, classes: int) -> Any:
+    """The model, of tensors without data."""
+    return fake_model(spec.model, spec.width, spec.hidden, classes)[0]

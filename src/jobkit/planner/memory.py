@@ -53,9 +53,10 @@ def head(base: RunSpec, classes: int, parameters: int | None = None) -> str:
     """What a table is of: the model of base, or any model of so many parameters."""
     name, images = "a model", ""
     if parameters is None:
-        from jobkit.planner.footprint import parameters_of_model
+        from jobkit.planner.footprint import model_of
 
-        name, parameters = base.model, parameters_of_model(base, classes)
+        name = base.model
+        parameters = sum(p.numel() for p in model_of(base, classes).parameters())
         name += f", width {base.width}" if base.width > 1 else ""
         images = f", {-(-base.steps_batch_size // base.world_size)} images per step on each"
     precision = base.precision if base.precision != "auto" else "fp32"  # takes the most memory

@@ -1,7 +1,7 @@
 """The table of the parallel strategies: all that is known of each one without torch.
 
-What needs torch is in the class that `code` names, in payload/strategies. To add a strategy, add
-an entry here and that class: options, studies, memory, advice, forecasts and verify follow.
+What needs torch is in the class that `code` names, in payload/strategies. docs/contributing.md
+says how to add one; options, studies, memory, advice, forecasts and verify follow.
 """
 
 import math
@@ -37,8 +37,7 @@ class Facts:
     splits_model: ClassVar[bool] = False  # over the ranks; the others split the batch
     refuses: ClassVar[Mapping[str, str]] = {}  # settings that have no meaning here, and why
     owns: ClassVar[tuple[str, ...]] = ()  # settings (or how their names begin) that others ignore
-    keeps_gradients: ClassVar[bool] = False  # in buckets, which are there before a backward pass
-    shards_state: ClassVar[bool] = False  # over the ranks: parameters, gradients and optimizer
+    copies_model: ClassVar[bool] = False  # whole, the same bits on each of its ranks
     normalises_over: ClassVar[str] = "rank's own part of the batch"  # statistics; "": the batch
     verified: ClassVar[tuple[Variant, ...]]
 
@@ -54,6 +53,10 @@ class Facts:
     def shards(self, settings: Settings) -> int:
         """Parts of equal size in which the ranks hold the model; pipelines have their stages."""
         return 1
+
+    def state_shards(self, settings: Settings) -> tuple[int, int, int]:
+        """As shards, of parameters, gradients and the optimizer's state apart."""
+        return (self.shards(settings),) * 3
 
     def messages(self, settings: Settings, size: ModelSize) -> list[Message] | None:
         """What one optimizer step sends; None where it does not follow from the size."""
@@ -89,7 +92,7 @@ class DDPFacts(Facts):
 
     name, code = "ddp", "ddp.DDP"
     owns = ("ddp_",)
-    keeps_gradients = True
+    copies_model = True
     verified = (
         Variant("ddp"),
         Variant("ddp find unused", {"ddp_find_unused_parameters": True}),
@@ -120,7 +123,6 @@ class FSDPFacts(Facts):
 
     name, code = "fsdp", "fsdp.FSDP"
     owns = ("fsdp_",)
-    shards_state = True
     verified = (
         Variant("fsdp"),
         Variant("fsdp shards kept whole", {"fsdp_reshard_after_forward": False}),

@@ -17,6 +17,7 @@ from jobkit.checks.verify.rank import Difference, largest
 from jobkit.errors import Exit
 from jobkit.payload.train import Trainer
 from jobkit.spec.runspec import STRATEGIES
+from support import zero1
 from support.refusals import refusal
 
 pytestmark = pytest.mark.usefixtures("fork_server")
@@ -45,6 +46,15 @@ def test_float64_differs_by_rounding_alone(every: bool) -> None:
         assert each.evaluation == 0, each  # every sample once, and the same answers
     at_two = {each.case.strategy for each in found if each.world_size == 2}
     assert at_two == set(STRATEGIES) - {"single", "dp"}
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_strategy_that_shards_the_optimizer_alone(monkeypatch, world: int) -> None:
+    """By the hooks of Strategy, and nothing else of the payload."""
+    zero1.register(monkeypatch)
+    cases = [Case("zero1", variant) for variant in zero1.Zero1Facts.verified]
+    found = start.verify({world: cases}, zero1.Known(), dtypes=("float64",))
+    assert len(found) == 2 and all(each.ok for each in found), found
 
 
 def test_float32_and_the_hooks_are_within_their_tolerances() -> None:

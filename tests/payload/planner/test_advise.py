@@ -45,7 +45,7 @@ def test_a_pipeline_waits_for_its_stages() -> None:
 
 def option(name: str, total: int, seconds: float, idle: float = 0.0, usable: int = 100) -> Option:
     spec = RunSpec(strategy=name, ranks_per_node=4)
-    size = Footprint(spec=spec, parameters=total, gradients=0)
+    size = Footprint(spec=spec, parameters=total, gradients=0, stepped=0)
     return Option(size, total <= usable, seconds, "1", idle)
 
 

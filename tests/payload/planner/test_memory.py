@@ -14,12 +14,13 @@ from jobkit.errors import Exit
 from jobkit.payload.model import build_model
 from jobkit.payload.place import RankEnv
 from jobkit.payload.strategies import strategy_class
-from jobkit.payload.strategies.base import make_optimizer
 from jobkit.planner.activations import bytes_of, follow
 from jobkit.planner.advise import main as advise
-from jobkit.planner.footprint import Footprint, Subject, footprint
+from jobkit.planner.footprint import Footprint, Subject, footprint, footprints, step_messages
 from jobkit.planner.memory import main
 from jobkit.spec.runspec import RunSpec
+from jobkit.spec.traffic import Message
+from support import zero1
 from support.refusals import refusal
 
 OWN = """
@@ -66,7 +67,7 @@ def measured(spec: RunSpec) -> int:
     place = RankEnv(world_size=spec.world_size, local_world_size=spec.world_size)
     strategy = strategy_class(spec.strategy)(spec, place, torch.device("cpu"))
     strategy.setup(build_model(spec, 10))
-    optimizer = make_optimizer(strategy)
+    optimizer = strategy.make_optimizer()
     count = spec.steps_batch_size // spec.world_size // spec.accumulate
     images, labels = torch.rand(count, 3, 32, 32), torch.zeros(count, dtype=torch.int64)
 
@@ -122,18 +123,28 @@ def test_what_is_predicted_is_measured(first_rank: None, settings: dict[str, Any
 def test_seven_billion_parameters_under_adam(capsys: pytest.CaptureFixture[str]) -> None:
     """26.1 + 26.1 + 52.2 = 104 GiB on one GPU, 13 on each of eight: a textbook example."""
     assert main(["--parameters", "7e9", "--optimizer", "adamw", "--gpus", "8"]) == Exit.OK
-    lines = capsys.readouterr().out.splitlines()
-    rows = [line.removeprefix("*").strip() for line in lines[3:11]]
-    assert [row.split("  ")[0] for row in rows] == [
-        *("single", "dp", "ddp", "fsdp, full shard"),
-        *("fsdp, gradients and optimizer", "fsdp, hybrid", "mp", "pp"),
-    ]
-    assert rows[2].split() == ["ddp", "26.1", "26.1", "52.2", "0", "-", "0", "0", "104"]
-    assert rows[3].split()[-1] == "13" and lines[5].startswith("*  ddp")
-    assert "of this one only the size is known" in lines[-1]
+    out = capsys.readouterr().out
+    lines = out.split("\n\n")[1].splitlines()[1:]
+    rows = {line[3:].split("  ")[0]: line[3:].split("  ", 1)[1].split() for line in lines}
+    assert rows.keys() >= {"single", "fsdp, gradients and optimizer", "fsdp, hybrid", "mp", "pp"}
+    assert rows["ddp"] == ["26.1", "26.1", "52.2", "0", "-", "0", "0", "104"]
+    assert rows["fsdp, full shard"][-1] == "13"
+    assert [line.split()[1] for line in lines if line[0] == "*"] == ["ddp"]
+    assert "of this one only the size is known" in out.splitlines()[-1]
     assert main(["--gpus", "8"]) == Exit.OK
     told = capsys.readouterr().out
     assert "  pp: not applicable: 8 pipeline stages are more than the model's 5 layers" in told
+
+
+def test_a_strategy_may_shard_the_optimizer_alone(monkeypatch, capsys) -> None:
+    zero1.register(monkeypatch)
+    (plain, sharded), _ = footprints(RunSpec(ranks_per_node=4), Subject(), ("ddp", "zero1"))
+    assert plain.optimizer == 4 * sharded.optimizer > 0
+    assert plain.total - sharded.total == plain.optimizer - sharded.optimizer
+    sent = [step_messages(each, Subject()) or [] for each in (plain, sharded)]
+    assert sent[1] == [*sent[0], Message("broadcast", plain.parameters, sent[0][0].scope)]
+    assert advise(["--model", "mlp", "--gpus-per-node", "4", "--device-memory", "80"]) == Exit.OK
+    assert "zero1" in capsys.readouterr().out
 
 
 def of(**settings: Any) -> Footprint:

@@ -20,16 +20,30 @@ from jobkit.payload.strategies.blocks import checkpoint_blocks, kept_statistics
 from jobkit.permissions import keep_compiler_cache
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.strategies import FACTS
+from jobkit.spec.traffic import ModelSize
 
 NO_LABEL = -100
+FP32 = 4  # bytes of a number, as weights are kept in
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Strategy:
     """A model under one parallel strategy. The training loop knows nothing else of it.
 
-    What is known of a strategy without torch is in its facts (spec/strategies.py).
+    What is known of a strategy without torch is in its facts (spec/strategies.py). It has a `wrap`,
+    and may set the attributes below. Of the other methods it may override:
+
+        before the training  check, describe, make_optimizer, warm_up
+        a step               autocast, synchronise, forward_backward, clip, optimizer_step
+        an evaluation        share_buffers, predict
+        checkpoints          settle, layout, named_parameters, named_buffers, optimizer_state,
+                             own_state, take_own_state
+        verify               whole
+        memory and advice    step_memory, stages_of, size_of
     """
+
+    keeps_gradients = False  # they have their memory before a backward pass, as DDP's buckets do
+    casts_parameters = False  # to the run's precision; the others compute under autocast
 
     def __init__(self, spec: RunSpec, place: RankEnv, device: torch.device) -> None:
         self.spec, self.place, self.device = spec, place, device
@@ -40,6 +54,7 @@ class Strategy:
         self.devices = 1  # GPUs that this process drives
         self.owns_loss = True  # this rank's losses and answers are its own, not another's again
         self.can_fuse = True  # torch's fused optimizer takes the strategy's parameters
+        self.offloads = False  # parameters, gradients and optimizer are in the node's memory
         self.dtype = DTYPES.get(spec.precision, torch.float32)  # "auto" is decided before
         self.label_smoothing = 0.2 if spec.speed_run else 0.0
         self.scaler = torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16")
@@ -143,8 +158,26 @@ class Strategy:
         with torch.no_grad(), self.autocast():
             return at_least_fp32(self.model(images))
 
+    def make_optimizer(self) -> Optimizer:
+        """SGD, Adam or AdamW over the strategy's parameters, fused where torch can do that."""
+        spec = self.spec
+        parameters = trained_parameters(self.model, spec)
+        if not parameters:
+            raise UsageError(f"--model {spec.model}: has no parameter to train")
+        shared: dict[str, Any] = {"lr": spec.lr, "weight_decay": spec.weight_decay}
+        # torch steps sharded parameters one by one unless it is told foreach, which saves a GPU's
+        # host most of its launches. On a CPU one by one is faster: each stays in the caches.
+        shared |= {"fused": True} if self.can_fuse else {"foreach": self.device.type == "cuda"}
+        if spec.optimizer == "sgd":
+            shared |= {"momentum": spec.momentum, "nesterov": spec.momentum > 0}
+        kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+        return kinds[spec.optimizer](parameters, **shared)
+
     def optimizer_step(self, optimizer: Optimizer) -> None:
-        """Clip where wanted, step, and forget the gradients."""
+        """Clip where wanted, step, and forget the gradients.
+
+        The optimizer steps when each gradient that `whole` gives is that of one process.
+        """
         if self.spec.clip_norm is not None:
             self.scaler.unscale_(optimizer)
             self.clip(self.spec.clip_norm)
@@ -165,6 +198,14 @@ class Strategy:
         kept = self.model.state_dict(keep_vars=True).keys()
         buffers = self.model.named_buffers()
         return {name.removeprefix(self.prefix): b for name, b in buffers if name in kept}
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, dict[str, Any]]:
+        """The optimizer's state of the parameters that this rank steps, live, by bare names.
+
+        All ranks together have that of every parameter: a checkpoint has it whole.
+        """
+        state, parameters = optimizer.state, self.named_parameters()
+        return {name: state[p] for name, p in parameters.items() if p in state}
 
     def layout(self) -> dict[str, Any]:
         """What decides which rank holds what: where it is the same, so is every rank's part."""
@@ -212,6 +253,25 @@ class Strategy:
             tensors[name] = torch.zeros_like(full(p)) if tensor is None else full(tensor)
         return tensors
 
+    def step_memory(
+        self, model: nn.Module | None, whole: int, shard: int
+    ) -> tuple[int | None, int]:
+        """Bytes that a step has for communication at most, and those of its passes among them.
+
+        model: before `wrap`, of tensors without data; None where only its size is known, and then
+        the bytes are None where they do not follow from that. whole, shard: bytes of all gradients,
+        and of those that this rank keeps.
+        """
+        return 0, 0
+
+    def stages_of(self, model: nn.Module) -> list[nn.Module]:
+        """The model as the stages that follow each other; UsageError where it cannot be cut."""
+        return [model]
+
+    def size_of(self, model: nn.Module) -> ModelSize:
+        """What of a model, before `wrap`, decides the messages of a step."""
+        return ModelSize(parameters=FP32 * sum(p.numel() for p in model.parameters()))
+
 
 def at_least_fp32(tensor: Tensor) -> Tensor:
     """The tensor in fp32 where it has less: losses are not summed in half precision."""
@@ -233,21 +293,3 @@ def make_mesh(strategy: Strategy, **dimensions: int) -> DeviceMesh:
     for group in mesh.get_all_groups():
         set_timeout(timedelta(seconds=strategy.spec.timeout_s), group)
     return mesh
-
-
-def make_optimizer(strategy: Strategy) -> Optimizer:
-    """SGD, Adam or AdamW over the strategy's parameters, fused where torch can do that."""
-    spec = strategy.spec
-    parameters = trained_parameters(strategy.model, spec)
-    if not parameters:
-        raise UsageError(f"--model {spec.model}: has no parameter to train")
-    shared: dict[str, Any] = {"lr": spec.lr, "weight_decay": spec.weight_decay}
-    # torch steps sharded parameters one by one unless it is told foreach, which saves a GPU's host
-    # most of its launches. On a CPU one by one is faster: each stays in the caches.
-    shared |= {"fused": True} if strategy.can_fuse else {"foreach": strategy.device.type == "cuda"}
-    if spec.optimizer == "sgd":
-        nesterov = spec.momentum > 0
-        return torch.optim.SGD(parameters, momentum=spec.momentum, nesterov=nesterov, **shared)
-    return (torch.optim.Adam if spec.optimizer == "adam" else torch.optim.AdamW)(
-        parameters, **shared
-    )

@@ -15,6 +15,8 @@ from jobkit.payload.strategies.base import Strategy
 class DDP(Strategy):
     """A full copy of model and optimizer on each rank; all-reduce overlaps the backward pass."""
 
+    keeps_gradients = True
+
     def wrap(self, model: nn.Module) -> nn.Module:
         spec, on_gpu = self.spec, self.device.type == "cuda"
         wrapped = DistributedDataParallel(
@@ -46,6 +48,14 @@ class DDP(Strategy):
     def synchronise(self, last: bool) -> AbstractContextManager[object]:
         assert isinstance(self.model, DistributedDataParallel)
         return nullcontext() if last else self.model.no_sync()
+
+    def step_memory(
+        self, model: nn.Module | None, whole: int, shard: int
+    ) -> tuple[int | None, int]:
+        # A hook that compresses keeps its results beside the buckets; gradients that microbatches
+        # add up without a reduction are beside them, too.
+        hooks = {"none": 0.0, "fp16": 0.5, "bf16": 0.5, "powersgd": 1.0}
+        return int(whole * (hooks[self.spec.ddp_comm_hook] + (self.spec.accumulate > 1))), 0
 
     def warm_up(self) -> None:
         # In its first iteration DDP finds the order in which gradients come, and then rebuilds

@@ -23,12 +23,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from jobkit.errors import UsageError
 from jobkit.payload.distributed import RankEnv
-from jobkit.payload.strategies.base import Strategy, make_mesh
+from jobkit.payload.strategies.base import FP32, Strategy, make_mesh
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.traffic import ModelSize
 from jobkit.units import MIB
-
-_FP32 = 4  # bytes
 
 
 @dataclass(frozen=True)
@@ -45,11 +43,14 @@ class ShardGroup:
 class FSDP(Strategy):
     """Each rank holds 1 / world_size of parameters, gradients and optimizer state."""
 
+    keeps_gradients = casts_parameters = True
+
     def __init__(self, spec: RunSpec, place: RankEnv, device: torch.device) -> None:
         super().__init__(spec, place, device)
         self.groups: list[ShardGroup] = []
         # torch has a rule for sharded tensors for the fused Adams, and none for the fused SGD.
         self.can_fuse = spec.optimizer != "sgd"
+        self.offloads = spec.fsdp_cpu_offload
         self.shards = place.world_size // spec.fsdp_hybrid_replicas  # ranks of one replica
 
     def check(self) -> None:
@@ -66,7 +67,7 @@ class FSDP(Strategy):
         self.groups = shard_groups(model, spec)  # before torch changes the names of the classes
         self.shard_groups = sum(group.parameters > 0 for group in self.groups)
         # On the CPU there is nothing to offload to, and no memory to pin.
-        offloads = spec.fsdp_cpu_offload and self.device.type == "cuda"
+        offloads = self.offloads and self.device.type == "cuda"
         # Parameters stay contiguous: fully_shard refuses other memory formats. The input is
         # channels last all the same, which is what the convolutions go by.
         if not offloads:
@@ -118,6 +119,43 @@ class FSDP(Strategy):
         self.model.set_requires_gradient_sync(last)
         return nullcontext()
 
+    def step_memory(
+        self, model: nn.Module | None, whole: int, shard: int
+    ) -> tuple[int | None, int]:
+        """Of gathered parameters, and of the largest group's gradients before their reduction.
+
+        The root stays gathered; of the blocks there are the one that computes and those gathered
+        ahead, or all of them where they are kept after the forward pass.
+        """
+        spec = self.spec
+        if model is None:
+            return None if spec.fsdp_reshard_after_forward else whole, 0
+        groups = shard_groups(model, spec)
+        root = sum(g.parameters for g in groups if g.root or g.exact)
+        blocks = [g.parameters for g in reversed(groups) if not (g.root or g.exact)]
+        at_once = 1 + max(1, spec.fsdp_prefetch)
+        kept = sum(blocks)
+        if spec.fsdp_reshard_after_forward:
+            kept = max((sum(blocks[i : i + at_once]) for i in range(len(blocks))), default=0)
+        size = 2 if spec.low_precision else FP32
+        gathered = (root + kept) * size
+        if spec.accumulate > 1:  # gradients that microbatches add up stay whole
+            return gathered + max(0, whole - shard), 0
+        # A group's parameters are free again when it is reduced, in fp32 where that is set.
+        reduced = max([root, *blocks]) * (FP32 if spec.fsdp_reduce_fp32 else size)
+        largest = max(p.numel() for p in model.parameters()) * size
+        return gathered + max(0, reduced - shard), largest
+
+    def size_of(self, model: nn.Module) -> ModelSize:
+        """The groups that send; one without parameters sends nothing."""
+        groups = [g for g in shard_groups(model, self.spec) if g.parameters]
+        counted = [(g.kept or g.root, FP32 * g.parameters) for g in groups]
+        return ModelSize(
+            parameters=sum(size for _, size in counted),
+            shard_groups=tuple(size for kept, size in counted if not kept),
+            kept_groups=tuple(size for kept, size in counted if kept),
+        )
+
 
 def prefetch(groups: Sequence[ShardGroup], ahead: int) -> None:
     """Gather the next groups while one computes, in the model's order and going backward."""
@@ -160,7 +198,7 @@ def _merged(blocks: list[nn.Module], least: float) -> list[list[nn.Module]]:
     """
 
     def too_small(group: list[nn.Module]) -> bool:
-        return _FP32 * sum(map(parameters_of, group)) < least
+        return FP32 * sum(map(parameters_of, group)) < least
 
     merged: list[list[nn.Module]] = []
     for block in blocks:
@@ -204,13 +242,3 @@ def _children(model: nn.Module) -> Iterator[nn.Module]:
 def parameters_of(module: nn.Module) -> int:
     """Parameters of a module, all shards together."""
     return sum(p.numel() for p in module.parameters())
-
-
-def model_size(groups: Sequence[ShardGroup]) -> ModelSize:
-    """What of the model decides FSDP's traffic. A group without parameters sends nothing."""
-    counted = [(g.kept or g.root, _FP32 * g.parameters) for g in groups if g.parameters]
-    return ModelSize(
-        parameters=sum(size for _, size in counted),
-        shard_groups=tuple(size for kept, size in counted if not kept),
-        kept_groups=tuple(size for kept, size in counted if kept),
-    )

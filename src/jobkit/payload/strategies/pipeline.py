@@ -76,8 +76,20 @@ class Pipeline(Strategy):
             )
 
     def stages_of(self, model: nn.Module) -> list[nn.Module]:
-        """The model as the stages that follow each other; UsageError where it cannot be cut."""
         return cut(model, self.ranks)
+
+    def waiting(self, stage: int) -> int:
+        """Forward passes of a stage that wait for their backward pass, at most.
+
+        GPipe keeps every microbatch; 1F1B one for each stage from this one to the last.
+        """
+        kept = self.ranks - stage if self.schedule == "1f1b" else self.microbatches
+        return min(self.microbatches, kept)
+
+    def step_memory(
+        self, model: nn.Module | None, whole: int, shard: int
+    ) -> tuple[int | None, int]:
+        return None, 0  # what its stages receive, which is known of their passes alone
 
     def wrap(self, model: nn.Module) -> nn.Module:
         stages = self.stages_of(model)
