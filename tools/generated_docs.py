@@ -20,6 +20,7 @@ from jobkit.analysis.figures.draw import FIGURES
 from jobkit.analysis.tables import columns
 from jobkit.drill.faults import FAULTS
 from jobkit.metric.kinds import KINDS
+from jobkit.spec.options import heading
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.settings import describe
 
@@ -71,18 +72,17 @@ def settings() -> str:
     """Every setting by its group: its option, what it does, what it may be, its default."""
     lines, group = [], ""
     for f in fields(RunSpec):
-        if f.metadata["group"]:
-            lines += ["", f"## {f.metadata['group'].capitalize()}", ""]
+        if (new := heading(f) or group) != group:
+            lines += ["", f"## {new.capitalize()}", ""]
+            group = new
         name = f"--{f.name.replace('_', '-')}" if f.metadata["option"] else f.name
-        group = f.metadata["group"] or group
-        help_ = f.metadata["help"].removeprefix(f"{group.removeprefix('strategy ')}: ")
         values = code(f.metadata["choices"] or ())
         if not values and not isinstance(f.default, bool):
             values = describe(HINTS[f.name], f.metadata).removeprefix("a string")
             values = re.sub(r"^a (whole )?number,? ?", "", values)
         if f.default is not None:
             values += f"{'; ' if values else ''}default {json.dumps(f.default)}".replace('"', "`")
-        lines.append(f"- `{name}`: {help_}{f' ({values})' if values else ''}")
+        lines.append(f"- `{name}`: {f.metadata['help']}{f' ({values})' if values else ''}")
     return "\n".join([*lines, ""])
 
 

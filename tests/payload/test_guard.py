@@ -71,7 +71,7 @@ def test_a_signal_to_one_rank_stops_all(forge, warned, ranks, fault, warn, name,
     assert (outcome["status"], outcome["exit_code"]) == ("preempted", Exit.AGAIN)
     assert outcome["reason"] == f"SIG{name} after iteration {saved}, checkpoint saved"
     assert (end["status"], end["reason"]) == ("preempted", outcome["reason"])
-    assert "--check-ranks compares copies of ddp on several ranks: there are none" in done.out
+    assert f"there are none, under strategy fsdp at {ranks} ranks" in done.out
 
 
 def test_a_signal_in_the_last_evaluation_comes_too_late(forge: Start, warned: Path) -> None:

@@ -100,6 +100,7 @@ def test_cut_anywhere_and_resumed_is_never_cut(forge, own, strategy, ranks, word
 def test_an_optimizer_that_is_sharded_is_whole_in_a_checkpoint(forge: Start, own: Path) -> None:
     """Resumed as it was written it is never cut; ddp takes it, and it takes what ddp wrote."""
     how = (*PLAIN, "--optimizer", "adamw", "--checkpoint-every", "10")
+    how += ("--check-ranks", "5", "--why", "1")
     runs = {}
     for name, cut in (("zero1", False), ("zero1", True), ("ddp", True)):
         env = {"JOBKIT_FAULT": "kill@11:0"} if cut else {}
@@ -111,6 +112,8 @@ def test_an_optimizer_that_is_sharded_is_whole_in_a_checkpoint(forge: Start, own
     )
     assert same(final(straight), final(resumed)) == []
     assert "optim.0.weight.exp_avg" in final(straight)
+    # What is for strategies with copies of the model is for it, too.
+    assert straight.records("difference") and "there are none" not in straight.out
     for name, ranks, written in (("ddp", 2, "zero1"), ("zero1", 3, "ddp")):
         words = ("--strategy", name, "--resume-from", str(runs[written, True].paths.folder))
         done = forge(ranks, *how, *words, main=zero1.__file__, cwd=own)

@@ -1,4 +1,4 @@
-"""--check-ranks: whether all ranks of ddp hold the same bits.
+"""--check-ranks: whether all ranks with a copy of the model hold the same bits.
 
 After every N-th iteration each rank adds up the bits of each parameter, as integers on its device,
 and the sums are gathered. Running statistics and the optimizer's state are not compared.

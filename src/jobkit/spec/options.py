@@ -5,7 +5,7 @@ import contextlib
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import Field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from jobkit.files import read_text
 from jobkit.paths import read_json
 from jobkit.spec.command import Value
 from jobkit.spec.runspec import SETTINGS, TYPES, RunSpec, check_keys, overridden
+from jobkit.spec.strategies import owners
 from jobkit.spec.study import Study
 
 _BOOLS = {"true": True, "false": False}
@@ -40,6 +41,12 @@ _FAST_CPU = {**_FAST, "width": 1, "epochs": 2, "global_batch_size": 128, "precis
 RECIPES: Mapping[str, Mapping[str, Any]] = {"fast": _FAST, "fast-cpu": _FAST_CPU}
 
 
+def heading(field: Field[Any]) -> str:
+    """The heading that a setting of RunSpec stands under; "": that of the one before it."""
+    names = ", ".join(owners(field.name))
+    return f"strategy {names}" if names else str(field.metadata["group"])
+
+
 def add_spec_arguments(parser: argparse.ArgumentParser, skip: tuple[str, ...] = ()) -> None:
     """Add one option for each setting that the payload takes, in groups; absent when not given.
 
@@ -47,8 +54,8 @@ def add_spec_arguments(parser: argparse.ArgumentParser, skip: tuple[str, ...] = 
     """
     title, group = "", None
     for f in fields(RunSpec):
-        if f.metadata["group"]:
-            title, group = f.metadata["group"], None
+        if (new := heading(f) or title) != title:
+            title, group = new, None
         if f.metadata["option"] and f.name not in skip:
             group = group or parser.add_argument_group(title)
             kind, choices = TYPES[f.name], f.metadata["choices"]

@@ -194,36 +194,26 @@ class RunSpec(AnyRun):
     lr_base_batch_size: int = setting(256, "the batch size that --lr was tuned for", low=1)
     speed_run: bool = setting(False, "the speed run's techniques (docs/recipe.md)")
     clip_norm: float | None = setting(None, "largest global norm of the gradients", low=0.0)
-    ddp_bucket_mib: float = setting(
-        25.0, "ddp: bucket size of the all-reduce in MiB", low=0.001, group="strategy ddp"
-    )
-    ddp_find_unused_parameters: bool = setting(False, "ddp: find unused parameters in each pass")
-    ddp_comm_hook: str = setting(
-        "none", "ddp: compress gradients before they are sent", choices=COMM_HOOKS
-    )
+    ddp_bucket_mib: float = setting(25.0, "bucket size of the all-reduce in MiB", low=0.001)
+    ddp_find_unused_parameters: bool = setting(False, "find unused parameters in each pass")
+    ddp_comm_hook: str = setting("none", "compress gradients that are sent", choices=COMM_HOOKS)
     fsdp_wrap: str | None = setting(
-        None,
-        "fsdp: module classes that become sharding units, as A,B (instead of by size)",
-        group="strategy fsdp",
+        None, "module classes that become sharding units, as A,B (instead of by size)"
     )
     fsdp_group_mib: float = setting(
-        4.0, "fsdp: MiB of parameters to which blocks are merged (0: each on its own)", low=0.0
+        4.0, "MiB of parameters to which blocks are merged (0: each on its own)", low=0.0
     )
-    fsdp_reshard_after_forward: bool = setting(
-        True, "fsdp: free the gathered parameters after the forward pass"
-    )
-    fsdp_reduce_fp32: bool = setting(True, "fsdp: reduce gradients in fp32 at any precision")
-    fsdp_cpu_offload: bool = setting(False, "fsdp: keep parameters and optimizer on the CPU")
+    fsdp_reshard_after_forward: bool = setting(True, "free parameters again after the forward pass")
+    fsdp_reduce_fp32: bool = setting(True, "reduce gradients in fp32 at any precision")
+    fsdp_cpu_offload: bool = setting(False, "keep parameters and optimizer on the CPU")
     fsdp_hybrid_replicas: int = setting(
-        1, "fsdp: HSDP replicas (the number of nodes: shard inside each node)", low=1
+        1, "HSDP replicas (as many as nodes: shard inside a node)", low=1
     )
-    fsdp_prefetch: int = setting(0, "fsdp: prefetch depth in blocks (0: torch's default)", low=0)
-    pipeline_stages: int | None = setting(
-        None, "pp: ranks per pipeline (default: all)", low=1, group="strategy pp"
-    )
-    pipeline_schedule: str = setting("1f1b", "pp: order of the microbatches", choices=SCHEDULES)
+    fsdp_prefetch: int = setting(0, "prefetch depth in blocks (0: torch's default)", low=0)
+    pipeline_stages: int | None = setting(None, "ranks per pipeline (default: all)", low=1)
+    pipeline_schedule: str = setting("1f1b", "order of the microbatches", choices=SCHEDULES)
     microbatches: int | None = setting(
-        None, "pp: microbatches per batch (default: at least one per stage)", low=1
+        None, "microbatches per batch (default: at least one per stage)", low=1
     )
     checkpoint_every: str | None = setting(
         None,
@@ -246,7 +236,7 @@ class RunSpec(AnyRun):
     )
     check_ranks: int = setting(
         0,
-        "ddp: iterations after which the ranks' parameters are compared; code 4 where they differ",
+        "iterations after which the ranks' copies of a model are compared; code 4: they differ",
         low=0,
         identity=False,
     )

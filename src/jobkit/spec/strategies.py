@@ -72,7 +72,7 @@ class SingleFacts(Facts):
 
     name, code = "single", "local.Single"
     one_rank = True
-    verified = (Variant("single", worlds=(1,)),)
+    verified: ClassVar[tuple[Variant, ...]] = (Variant("single", worlds=(1,)),)
 
 
 class DPFacts(Facts):
@@ -80,20 +80,20 @@ class DPFacts(Facts):
 
     name, code = "dp", "local.DP"
     one_rank = whole_node = True
-    refuses: ClassVar = {
+    refuses: ClassVar[Mapping[str, str]] = {
         "compile": "the threads would share one compiled model, which torch does not support",
         "activation_checkpointing": "the copies on the other GPUs would recompute on the first one",
     }
-    verified = (Variant("dp", worlds=(1,)),)
+    verified: ClassVar[tuple[Variant, ...]] = (Variant("dp", worlds=(1,)),)
 
 
 class DDPFacts(Facts):
     """DistributedDataParallel."""
 
     name, code = "ddp", "ddp.DDP"
-    owns = ("ddp_",)
+    owns: ClassVar[tuple[str, ...]] = ("ddp_",)
     copies_model = True
-    verified = (
+    verified: ClassVar[tuple[Variant, ...]] = (
         Variant("ddp"),
         Variant("ddp find unused", {"ddp_find_unused_parameters": True}),
         Variant("ddp accumulate, clip", {"accumulate": 3, "clip_norm": 0.05}),
@@ -122,8 +122,8 @@ class FSDPFacts(Facts):
     """FSDP2: the whole state sharded, or within each of several replicas (HSDP)."""
 
     name, code = "fsdp", "fsdp.FSDP"
-    owns = ("fsdp_",)
-    verified = (
+    owns: ClassVar[tuple[str, ...]] = ("fsdp_",)
+    verified: ClassVar[tuple[Variant, ...]] = (
         Variant("fsdp"),
         Variant("fsdp shards kept whole", {"fsdp_reshard_after_forward": False}),
         Variant("fsdp hybrid", {"fsdp_hybrid_replicas": 2}, worlds=(2, 4)),
@@ -178,7 +178,7 @@ class PipelineFacts(Facts):
     name, code = "pp", "pipeline.Pipeline"
     splits_model = True
     owns: ClassVar[tuple[str, ...]] = ("pipeline_", "microbatches")
-    refuses: ClassVar = {
+    refuses: ClassVar[Mapping[str, str]] = {
         "compile": "its stages are traced graphs, which torch compiles again for each microbatch"
     }
     normalises_over = "microbatch"
@@ -211,9 +211,9 @@ class ModelParallelFacts(PipelineFacts):
     """Model parallelism: a pipeline through which the whole batch goes at once."""
 
     name, code = "mp", "pipeline.ModelParallel"
-    owns = ()
+    owns: ClassVar[tuple[str, ...]] = ()
     normalises_over = ""
-    verified = (
+    verified: ClassVar[tuple[Variant, ...]] = (
         Variant("mp"),
         Variant("mp accumulate, clip", {"accumulate": 3, "clip_norm": 0.05}),
     )
@@ -227,5 +227,6 @@ FACTS: Mapping[str, Facts] = {kind.name: kind() for kind in _ALL}
 
 
 def owners(setting: str) -> list[str]:
-    """The strategies that a setting belongs to; none where it belongs to all."""
-    return [name for name, facts in FACTS.items() if setting.startswith(facts.owns)]
+    """The strategies that a setting belongs to, by the longest of owns; none: it belongs to all."""
+    fitting = [o for facts in FACTS.values() for o in facts.owns if setting.startswith(o)]
+    return [n for n, f in FACTS.items() if fitting and max(fitting, key=len) in f.owns]

@@ -16,8 +16,9 @@ from jobkit.payload.main import parser, read_settings
 from jobkit.payload.signals import StopRequest
 from jobkit.spec import options
 from jobkit.spec.dataset import IDX_FILES, check_source, folder_path
+from jobkit.spec.options import heading
 from jobkit.spec.runspec import SETTINGS, TYPES, Every, RunSpec
-from jobkit.spec.strategies import FACTS
+from jobkit.spec.strategies import FACTS, DDPFacts, owners
 from jobkit.spec.study import STUDIES, Study
 from support.idx_files import write_idx
 from support.refusals import error_of
@@ -178,6 +179,14 @@ def test_the_table_of_strategies_names_what_is_there() -> None:
         module, kind = facts.code.split(".")
         file = REPOSITORY / "src" / "jobkit" / "payload" / "strategies" / f"{module}.py"
         assert f"class {kind}(" in file.read_text(), name
+
+
+def test_the_longest_beginning_says_whose_a_setting_is(monkeypatch) -> None:
+    local = type("Local", (DDPFacts,), {"name": "local", "owns": ("ddp_", "ddp_comm_")})
+    monkeypatch.setitem(FACTS, "local", local())
+    names = ("ddp_bucket_mib", "ddp_comm_hook", "fsdp_wrap", "lr")
+    assert [owners(name) for name in names] == [["ddp", "local"], ["local"], ["fsdp"], []]
+    assert heading(RunSpec.__dataclass_fields__["ddp_bucket_mib"]) == "strategy ddp, local"
 
 
 PRESETS = {"high-performance": (8, 32), "memory-efficient": (2, 128), "single-process": (1, 256)}
