@@ -84,6 +84,8 @@ def test_all_in_every_format_not_blank_the_same_bytes_again_and_the_old_ones_rem
     stale.write_bytes(b"old")
     paths = draw(results)
     names = [one.name for one in FIGURES if one.name != "why"]
+    absent = {*names} - {path.stem for path in paths}
+    assert not absent, f"add the fields that they show to tests/support/fake_study.py: {absent}"
     assert [p.name for p in paths] == [f"{n}.{k}" for n in names for k in FORMATS]
     assert sorted(stale.parent.iterdir()) == sorted(paths)
     for path in paths:

@@ -31,8 +31,8 @@ class Zero1Facts(DDPFacts):
         return 1, 1, settings["nodes"] * settings["ranks_per_node"]
 
     def messages(self, settings: Settings, size: ModelSize) -> list[Message] | None:
-        (reduced,) = super().messages(settings, size) or ()
-        return [reduced, Message("broadcast", size.parameters, reduced.scope)]
+        sent = super().messages(settings, size)
+        return sent and [*sent, Message("broadcast", size.parameters, sent[0].scope)]
 
 
 class Zero1(DDP):

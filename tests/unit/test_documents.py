@@ -112,13 +112,14 @@ def test_tables_are_those_of_the_source() -> None:
     found += [f"quickstart.md: option {name}" for name in taken]
     text = page("quickstart").split("## Exit codes")[1].split("## ")[0]
     codes = ",".join(re.findall(r"^\| ([\d, ]+) \|", text, re.MULTILINE)).split(",")
-    for told, known in (
-        (re.findall(r"<!-- generated: (.+?) -->", ALL), TABLES),
-        (map(int, codes), Exit),
-        (first_cells(README, "`python -m jobkit ...`"), COMMANDS),
-        (first_cells(page("strategies"), "`--strategy`"), STRATEGIES),
+    for where, told, known in (
+        ("docs/, generated", re.findall(r"<!-- generated: (.+?) -->", ALL), TABLES),
+        ("quickstart.md, exit codes", [*map(int, codes)], Exit),
+        ("README.md, commands", first_cells(README, "`python -m jobkit ...`"), COMMANDS),
+        ("strategies.md, --strategy", first_cells(page("strategies"), "`--strategy`"), STRATEGIES),
     ):
-        found += [f"in a page or in the source alone: {name}" for name in {*told} ^ {*known}]
+        found += [f"{where}: the table lacks {name}" for name in {*known} - {*told}]
+        found += [f"{where}: {name} is not in the source" for name in {*told} - {*known}]
     assert not found, "\n".join(found)
 
 

@@ -174,10 +174,7 @@ class Strategy:
         return kinds[spec.optimizer](parameters, **shared)
 
     def optimizer_step(self, optimizer: Optimizer) -> None:
-        """Clip where wanted, step, and forget the gradients.
-
-        The optimizer steps when each gradient that `whole` gives is that of one process.
-        """
+        """Clip where wanted, step, and forget the gradients."""
         if self.spec.clip_norm is not None:
             self.scaler.unscale_(optimizer)
             self.clip(self.spec.clip_norm)
@@ -245,7 +242,8 @@ class Strategy:
     def whole(self, gradients: bool = False) -> dict[str, Tensor]:
         """Copies of all parameters, or of their gradients, on the CPU, by their bare names.
 
-        Every rank must call; all get all of them, whatever each holds.
+        Every rank must call; all get all of them, whatever each holds. When the optimizer's step
+        begins, the gradients are those of one process, clipped.
         """
         tensors = {}
         for name, p in self.named_parameters().items():
