@@ -98,26 +98,23 @@ def test_cut_anywhere_and_resumed_is_never_cut(forge, own, strategy, ranks, word
 
 
 def test_an_optimizer_that_is_sharded_is_whole_in_a_checkpoint(forge: Start, own: Path) -> None:
-    """Resumed as it was written it is never cut; ddp takes it, and it takes what ddp wrote."""
-    how = (*PLAIN, "--optimizer", "adamw", "--checkpoint-every", "10")
-    how += ("--check-ranks", "5", "--why", "1")
-    runs = {}
-    for name, cut in (("zero1", False), ("zero1", True), ("ddp", True)):
-        env = {"JOBKIT_FAULT": "kill@11:0"} if cut else {}
-        words = (*how, "--strategy", name)
-        runs[name, cut] = forge(2, *words, main=zero1.__file__, cwd=own, env=env, code=None)
-    straight, folder = runs["zero1", False], str(runs["zero1", True].paths.folder)
-    resumed = forge(
-        2, *how, "--strategy", "zero1", "--resume-from", folder, main=zero1.__file__, cwd=own
-    )
-    assert same(final(straight), final(resumed)) == []
+    """Resumed as it was written it is never cut; ddp takes it, and other ranks do."""
+    how = (*PLAIN, "--optimizer", "adamw", "--checkpoint-every", "10", "--check-ranks", "5")
+
+    def train(ranks: int, name: str, *words: str, **more: Any) -> Result:
+        words = (*how, "--why", "1", "--strategy", name, *words)
+        return forge(ranks, *words, main=zero1.__file__, cwd=own, **more)
+
+    straight = train(2, "zero1")
+    cut = train(2, "zero1", env={"JOBKIT_FAULT": "kill@11:0"}, code=None)
+    resume = ("--resume-from", str(cut.paths.folder))
+    assert same(final(straight), final(train(2, "zero1", *resume))) == []
     assert "optim.0.weight.exp_avg" in final(straight)
     # What is for strategies with copies of the model is for it, too.
     assert straight.records("difference") and "there are none" not in straight.out
-    for name, ranks, written in (("ddp", 2, "zero1"), ("zero1", 3, "ddp")):
-        words = ("--strategy", name, "--resume-from", str(runs[written, True].paths.folder))
-        done = forge(ranks, *how, *words, main=zero1.__file__, cwd=own)
-        assert f"written by {written} at 2 ranks" in done.out
+    for name, ranks in (("ddp", 2), ("zero1", 3)):
+        done = train(ranks, name, *resume)
+        assert "written by zero1 at 2 ranks" in done.out
         assert done.losses()[-2:] == pytest.approx(straight.losses()[-2:], rel=5e-4)
 
 

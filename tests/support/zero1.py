@@ -3,7 +3,6 @@
 python zero1.py ...    the payload's main, which knows it
 """
 
-import dataclasses
 import inspect
 import sys
 from typing import Any
@@ -51,24 +50,17 @@ class Zero1(DDP):
 def register(patch: pytest.MonkeyPatch) -> None:
     """Make it a strategy as the others are, with its row in the table and its module."""
     strategy = RunSpec.__dataclass_fields__["strategy"]
-    choices = {"choices": (*FACTS, "zero1")}
-    patch.setattr(strategy, "metadata", {**strategy.metadata, **choices})
+    patch.setattr(strategy, "metadata", {**strategy.metadata, "choices": (*FACTS, "zero1")})
     patch.setattr(settings, "_rules", settings._rules.__wrapped__)  # which keeps the old choices
     patch.setitem(sys.modules, "jobkit.payload.strategies.zero1", sys.modules[__name__])
-    patch.setitem(FACTS, "zero1", Zero1Facts())  # type: ignore[index]
+    patch.setitem(FACTS, "zero1", Zero1Facts())
 
 
-@dataclasses.dataclass
 class Known:
-    """An inject of verify that changes nothing; a rank that unpickles it knows zero1."""
+    """As an inject of verify: a rank that unpickles it registers, and has no inject."""
 
-    def __call__(self, trainer: object) -> None: ...
-
-    def __setstate__(self, _: object) -> None:
-        register(pytest.MonkeyPatch())
-
-    def __getstate__(self) -> bool:
-        return True
+    def __reduce__(self) -> tuple[Any, ...]:
+        return register, (pytest.MonkeyPatch(),)
 
 
 if __name__ == "__main__":

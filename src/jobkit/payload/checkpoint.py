@@ -239,8 +239,7 @@ def shared_tensors(trainer: "Trainer") -> dict[str, Tensor]:
     parameters = trainer.strategy.named_parameters()
     tensors = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
     for name, state in trainer.strategy.optimizer_state(trainer.optimizer).items():
-        named = {f"optim.{name}.{k}": v for k, v in state.items() if isinstance(v, Tensor)}
-        tensors |= named
+        tensors |= {f"optim.{name}.{k}": v for k, v in state.items() if isinstance(v, Tensor)}
     return tensors
 
 

@@ -180,7 +180,7 @@ def _prime(trainer: "Trainer") -> None:
     for parameter in strategy.model.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
-    strategy.scaler.scale(trainer.loss_sum)  # of a backward pass, without which it takes no step
+    strategy.scaler.scale(trainer.loss_sum)  # that of fp16 takes no step before
     strategy.optimizer_step(optimizer)
 
 

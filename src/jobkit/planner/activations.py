@@ -90,6 +90,7 @@ def follow(
     """
     # In bf16, as fp16 is as large: parameters and inputs where the strategy casts them.
     low = spec.low_precision and strategy_class(spec.strategy).casts_parameters
+    autocast = spec.low_precision and not low
     blocks = spec.activation_checkpointing
     model, mode = fake_model(spec.model, spec.width, spec.hidden, classes, low, blocks)
     stages = cut(model)
@@ -98,7 +99,6 @@ def follow(
         with mode:
             sent: tuple[Any, ...] = (torch.empty(images, 3, 32, 32),)
             for module in stages:
-                autocast = spec.low_precision and not low
                 stage, sent = _passes(module, sent, new, module is stages[-1], low, autocast)
                 found.append(stage)
     except (RuntimeError, ValueError, TypeError, AssertionError) as error:

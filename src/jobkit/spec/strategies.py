@@ -34,7 +34,7 @@ class Facts:
     code: ClassVar[str]  # its class, as MODULE.CLASS of payload/strategies
     one_rank: ClassVar[bool] = False  # it is one process
     whole_node: ClassVar[bool] = False  # one process that drives all GPUs of its node
-    splits_model: ClassVar[bool] = False  # over the ranks; the others split the batch
+    splits_model: ClassVar[bool] = False  # into stages, as Pipeline; the others split the batch
     refuses: ClassVar[Mapping[str, str]] = {}  # settings that have no meaning here, and why
     owns: ClassVar[tuple[str, ...]] = ()  # settings (or how their names begin) that others ignore
     copies_model: ClassVar[bool] = False  # whole, the same bits on each of its ranks

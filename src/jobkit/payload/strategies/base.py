@@ -254,11 +254,10 @@ class Strategy:
     def step_memory(
         self, model: nn.Module | None, whole: int, shard: int
     ) -> tuple[int | None, int]:
-        """Bytes that a step has for communication at most, and those of its passes among them.
+        """Bytes for communication in a step, at most, and those that its passes count as well.
 
-        model: before `wrap`, of tensors without data; None where only its size is known, and then
-        the bytes are None where they do not follow from that. whole, shard: bytes of all gradients,
-        and of those that this rank keeps.
+        model: before `wrap`, of tensors without data; None: only its size is known, from which the
+        first may not follow (None). whole, shard: bytes of all gradients, and of this rank's.
         """
         return 0, 0
 
