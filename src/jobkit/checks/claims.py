@@ -157,7 +157,7 @@ def _judged(block: Sequence[tuple[int, list[str]]]) -> Iterator[Verdict]:
         if role and any(numbers):
             words = {*re.findall(r"[a-z]+\d*", head.lower())}
             columns.append(Column(role, head, words, numbers))
-        elif any(re.search("[a-z]", t, re.I) and not number(t) for t in texts):
+        elif any(re.search("[a-z]", re.sub(" of ", "", t), re.I) and not number(t) for t in texts):
             filled: Iterator[str] = accumulate(texts, lambda last, t: t or last)  # empty: as above
             series = [f"{s} {t.lower()}" for s, t in zip(series, filled, strict=True)]
         else:

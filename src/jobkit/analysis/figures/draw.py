@@ -2,8 +2,7 @@
 
     draw(results)       writes logs/STUDY/figures/*.png, *.svg and *.pdf
 
-To add a figure of a value over sizes: an entry in BY_SIZE of by_size.py and one here. Any other: a
-function that returns a Figure of results, or None if there is nothing to show, and an entry here.
+docs/contributing.md says how to add a figure.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,8 +1,7 @@
 """The columns of every CSV file, TABLES: the one place of their names, types and meanings.
 
-To add a column of results.csv: a line here; its value in collect/rows.py unless it is a field of
-run_start or startup. Settings that differ between the runs are columns too, by their own names;
-spec.json of a run has all of them.
+docs/contributing.md says how to add a column of results.csv. Settings that differ between the runs
+are columns too, by their own names; spec.json of a run has all of them.
 
 An empty cell means that the value is not known; no number stands for "unknown". A unit is part of
 the name: _s seconds, _mib 2**20 bytes, _share 0 to 1.
