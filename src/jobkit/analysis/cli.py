@@ -45,6 +45,10 @@ _PLOT = """examples:
   python plot_results.py strong --forecast 64 --comm logs/comm/job-42/comm.csv
   python plot_results.py demo --work '90 epochs' --runs 5    hours of a whole project
 
+the report begins with five lines, as:
+  Request 16 GPUs on 4 nodes with ddp: 12.9 times 1 GPU, parallel efficiency 81% [79.9, 82 at
+  95%], 142 s and 0.16 node-hours per epoch; undecided whether above 80%: repeat 1 and 16 GPUs.
+
 exit codes:
   0  the figures and the report were made
   2  wrong usage: no such study, too few sizes for a forecast, a folder that cannot be written
