@@ -108,7 +108,7 @@ def test_plot_sh_collects_and_plots_and_ends_with_what_collect_said(tmp_path: Pa
     script(opener, f'#!/bin/sh\necho "$1" >> {tmp_path}/opened\n')
     whole_study("half", strategies=("ddp",), gpus=(1, 2, 4))
     plan = make_plan("half", strategies=("ddp",), gpus=(8,))
-    words = ("half", "--accuracy", "0.5", "--forecast", "16")
+    words = ("half", "--accuracy", "0.5", "--forecast", "8")
     path = f"{opener.parent}:{os.environ['PATH']}"
     done = plot_sh(*words, DISPLAY=":0", PATH=path)
     assert (done.returncode, done.stderr) == (3, "")
