@@ -67,15 +67,15 @@ def test_a_part_that_fails_stops_no_other_and_the_logs_are_packed(check) -> None
     assert not [name for name, content in files.items() if b"s3cr3t" in content]
 
 
-def test_gpus_without_a_counter_of_energy_are_a_failure(check) -> None:
-    assert "2 failed: recipe energy\n" in check("--parts", "recipe")[1]
-    assert "1 failed: recipe\n" in check("--parts", "recipe", "--device", "cpu")[1]
-
-
-def test_one_gpu_has_nobody_to_talk_to_but_that_of_another_node(check) -> None:
-    code, out, _ = check("--parts", "comm", gpus=1)
-    assert code == 0 and "no comm: it needs two ranks" in out
-    assert "1 failed: comm" in check("--parts", "comm", gpus=1, SLURM_NNODES="2")[1]
+def test_what_is_asked_of_gpus_here_and_of_two_ranks(check) -> None:
+    for words, more, code, said in (
+        ("recipe", {}, 4, "2 failed: recipe energy\n"),  # without a counter of energy
+        ("recipe --device cpu", {}, 4, "1 failed: recipe\n"),
+        ("comm", {"gpus": 1}, 0, "no comm: it needs two ranks"),
+        ("comm", {"gpus": 1, "SLURM_NNODES": "2"}, 4, "1 failed: comm"),
+    ):
+        found, out, _ = check("--parts", *words.split(), **more)
+        assert found == code and said in out
 
 
 def test_an_environment_that_cannot_work_ends_it_at_once(check) -> None:

@@ -1,6 +1,5 @@
 """The drill on this machine with commands, and its parts: rows of what a run left, bad words."""
 
-import csv
 import io
 import os
 import re
@@ -182,8 +181,7 @@ def test_parameters_that_could_not_be_compared_are_noted(monkeypatch) -> None:
 def test_the_table_and_the_csv_have_every_row(tmp_path: Path) -> None:
     rows = [GOOD, faults.Row(fault="scancel", note="not possible here")]
     faults.write_csv(rows, tmp_path / "drill.csv")
-    with (tmp_path / "drill.csv").open() as file:
-        kill, scancel = csv.DictReader(file)
+    kill, scancel = rows_of(tmp_path / "drill.csv")
     assert (kill["fault"], kill["detected_s"], kill["same_parameters"]) == ("kill", "1.250", "yes")
     assert (scancel["orphans"], scancel["note"]) == ("", "not possible here")
     console = Console(width=100, record=True, file=io.StringIO())

@@ -1,15 +1,11 @@
 """The minicluster without a daemon: its configuration files, whole; folders, ports, bad input."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -106,14 +102,6 @@ def test_missing_packages_are_told_with_their_command(capsys, monkeypatch, tmp_p
     assert said.endswith(f"{sudo}apt-get update && {install}") and not folder.exists()
 
 
-def test_it_imports_the_standard_library_only() -> None:
-    """With -I and -S: no site-packages, no PYTHONPATH; and torch and the like are not missed."""
-    argv = [sys.executable, "-I", "-S", str(ROOT / "hpc" / "minicluster"), "--help"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert 'eval "$(hpc/minicluster env)"' in done.stdout
-
-
 def test_a_machine_whose_network_has_all_addresses_lends_none(monkeypatch) -> None:
     for length, found in ((8, ""), (24, "10.77")):
         shown = json.dumps([{"addr_info": [{"local": "10.0.0.1", "prefixlen": length}]}])
@@ -125,7 +113,7 @@ def test_a_machine_whose_network_has_all_addresses_lends_none(monkeypatch) -> No
 
 
 @pytest.fixture
-def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def root(monkeypatch):
     """A folder of our own that looks like a cluster that is up."""
     above = Path(tempfile.mkdtemp(prefix="mc", dir="/tmp"))  # short enough for Slurm's sockets
     made = above / "mc"

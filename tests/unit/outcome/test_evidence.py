@@ -1,7 +1,5 @@
 """The line that tells why a job ended, among all the lines that only look like it."""
 
-from pathlib import Path
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -106,7 +104,7 @@ def test_a_common_error_has_one_hint() -> None:
 
 @given(st.binary(max_size=3000), st.integers(1, 500))
 def test_a_tail_is_the_end_of_the_file(tmp_path_factory, data, size) -> None:
-    path: Path = tmp_path_factory.mktemp("tail") / "train.log"
+    path = tmp_path_factory.mktemp("tail") / "train.log"
     path.write_bytes(data)
     lines = data.decode("utf-8", "replace").split("\n")
     shown = read_tail(path, size)

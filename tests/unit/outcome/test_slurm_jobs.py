@@ -1,9 +1,5 @@
 """What Slurm's commands print, read; and who has the last word on a run."""
 
-from pathlib import Path
-
-import pytest
-
 from jobkit.outcome import slurm_jobs
 from jobkit.outcome.slurm_jobs import Job, read_sacct, read_squeue
 from jobkit.outcome.state import RunState, join, merged
@@ -24,7 +20,7 @@ def test_rows_of_which_the_last_start_counts() -> None:
     assert found["30"].status == "pending" and found["30"].node_list == ""
 
 
-def test_elements_that_never_started_share_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elements_that_never_started_share_a_row(monkeypatch) -> None:
     """As Slurm shows an array of which the rest was cancelled before it started."""
     shown = "37|CANCELLED|0:00||JobArrayTaskLimit\n37_0|CANCELLED|0:06|n1|None\n"
     monkeypatch.setattr(slurm_jobs, "output", lambda c: shown if c[0] == "squeue" else "")
@@ -82,14 +78,14 @@ def test_an_array_is_asked_after_once_and_many_jobs_in_parts(monkeypatch) -> Non
     assert max(map(len, asked)) < 1 << 17  # of a word, as Linux has it
 
 
-def started(folder: Path, **more: str | None) -> RunPaths:
+def started(folder, **more: str | None) -> RunPaths:
     paths = RunPaths(folder / "single" / "job-17")
     (paths.attempts / "0").mkdir(parents=True)
     write_json(paths.job, {"launcher": "run.sh", "job_id": "17", **more})
     return paths
 
 
-def test_a_job_is_asked_after_on_its_own_cluster(tmp_path: Path) -> None:
+def test_a_job_is_asked_after_on_its_own_cluster(tmp_path) -> None:
     cancelled = Job(job_id="17", state="CANCELLED")
     for number, (noted, here, status) in enumerate((
         ("alps", "alps", "cancelled"),
@@ -102,7 +98,7 @@ def test_a_job_is_asked_after_on_its_own_cluster(tmp_path: Path) -> None:
         assert states["r"].status == status
 
 
-def test_slurms_answer_for_an_earlier_start_does_not_count(tmp_path: Path) -> None:
+def test_slurms_answer_for_an_earlier_start_does_not_count(tmp_path) -> None:
     """The run is started again while Slurm is asked after its first job."""
     paths = started(tmp_path)
 
@@ -114,7 +110,7 @@ def test_slurms_answer_for_an_earlier_start_does_not_count(tmp_path: Path) -> No
     assert states["r"].status == "running" and jobs == {}
 
 
-def test_the_name_of_the_cluster_and_no_slurm_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_of_the_cluster_and_no_slurm_at_all(monkeypatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     assert slurm_jobs.ask(["1"]) == {} and slurm_jobs.cluster() is None
     shown = "CliFilterPlugins        = (null)\nClusterName             = alps\nCommunicationP = x\n"

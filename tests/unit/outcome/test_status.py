@@ -1,20 +1,18 @@
 """What became of a run, from real files and real processes."""
 
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from jobkit.outcome import state as states
 from jobkit.outcome.state import Facts, judge, run_state
-from jobkit.paths import RunPaths
+from jobkit.paths import RunPaths, write_json
 from jobkit.processes import is_alive, pid_namespace, process_start
 from jobkit.spec.runspec import RunSpec
 from support.fake_study import FakeRun
@@ -29,7 +27,7 @@ def run(tmp_path: Path) -> FakeRun:
 
 
 @pytest.fixture
-def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+def sleeper():
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
         yield process
         process.kill()
@@ -39,11 +37,6 @@ def job_of(process: subprocess.Popen[bytes], **more: object) -> dict[str, object
     job = {"v": 1, "launcher": "local", "job_id": None, "pid": process.pid, "first_attempt": 0}
     job |= {"pid_start": process_start(process.pid), "host": socket.gethostname()}
     return job | {"started": time.time(), "ended": None, "exit_code": None} | more
-
-
-def write_job(paths: RunPaths, job: dict[str, object]) -> None:
-    paths.folder.mkdir(parents=True, exist_ok=True)
-    paths.job.write_text(json.dumps(job))
 
 
 def ended(status: str, reason: str = "", exit_code: int | None = None) -> dict[str, object]:
@@ -60,7 +53,7 @@ def test_the_evidence_is_a_line_of_its_file(run: FakeRun) -> None:
     lines = ("Traceback (most recent call last):", "  File 'x'", "MemoryError: x", "later words")
     run.begin().train(0).print("\n".join(lines))
     run.flush()
-    write_job(run.paths, {"pid": 1, "ended": 9.0, "exit_code": 1})
+    write_json(run.paths.job, {"pid": 1, "ended": 9.0, "exit_code": 1})
     state = run_state(run.paths)
     assert (state.status, state.evidence) == ("oom", lines[2])
     assert state.evidence_file == "r/train.log"
@@ -81,11 +74,11 @@ def test_the_exit_code_speaks_where_nothing_else_does() -> None:
 
 def test_a_live_process_is_running_and_a_killed_one_failed(run, sleeper) -> None:
     run.begin().train(0).flush()
-    write_job(run.paths, job_of(sleeper))
+    write_json(run.paths.job, job_of(sleeper))
     assert run_state(run.paths).status == "running"
     # The one who watches it may be gone, and what it has started go on.
     child = {"pid": sleeper.pid, "pid_start": process_start(sleeper.pid)}
-    write_job(run.paths, job_of(sleeper, pid=(1 << 22) - 1, pid_start=1, child=child))
+    write_json(run.paths.job, job_of(sleeper, pid=(1 << 22) - 1, pid_start=1, child=child))
     assert run_state(run.paths).status == "running"
     sleeper.send_signal(signal.SIGKILL)
     until(lambda: not process_start(sleeper.pid))  # a zombie counts as gone: nobody waited for it
@@ -113,13 +106,13 @@ def test_where_nobody_tells_of_its_end_new_files_are_of_a_run_at_work(run, sleep
     job = {"launcher": "run.sh", "job_id": None, "pid": 1, "host": "elsewhere"}
     in_container = job_of(sleeper, pid_ns="pid:[1]")  # which may have been restarted
     for record in (in_container, job):
-        write_job(run.paths, record)
+        write_json(run.paths.job, record)
         run.paths.log.touch()
         state = run_state(run.paths)
         assert state.status == "running" and state.reason.startswith("its files changed")
         old(run.paths)
         assert run_state(run.paths).status == "failed"
-    write_job(run.paths, {**job, "job_id": "17", "cluster": "alps"})
+    write_json(run.paths.job, {**job, "job_id": "17", "cluster": "alps"})
     old(run.paths)
     state = run_state(run.paths)
     assert state.status == "running"
@@ -132,7 +125,7 @@ def test_the_newest_attempt_decides(run: FakeRun, sleeper: subprocess.Popen[byte
     assert (state.status, state.exit_code, state.attempts) == ("failed", 1, 1)
     assert state.reason == "rank 1: ValueError: first"
     assert state.evidence_file == "r/attempts/0/outcome.json"
-    write_job(run.paths, job_of(sleeper, first_attempt=1))
+    write_json(run.paths.job, job_of(sleeper, first_attempt=1))
     assert run_state(run.paths).status == "running"  # started again, nothing left behind yet
     second = FakeRun(run.paths.folder.parent, "r", SPEC, attempt=1).begin()
     assert run_state(run.paths).status == "running"
@@ -146,16 +139,16 @@ def test_the_newest_attempt_decides(run: FakeRun, sleeper: subprocess.Popen[byte
 def test_a_run_goes_on_while_it_is_read(run, sleeper, monkeypatch) -> None:
     """It ends as its process is asked after; then its next start comes during the first look."""
     run.begin().train(0).flush()
-    write_job(run.paths, job_of(sleeper))
+    write_json(run.paths.job, job_of(sleeper))
     with monkeypatch.context() as patch:
         patch.setattr(states, "is_at_work", lambda _: not run.end("failed", "rank 0: x", 1))
         assert run_state(run.paths).reason == "rank 0: x"
-    write_job(run.paths, job_of(sleeper, ended=9.0, exit_code=1))
+    write_json(run.paths.job, job_of(sleeper, ended=9.0, exit_code=1))
     first_look = states._read_once
 
     def look(*words) -> Facts:
         facts = first_look(*words)
-        write_job(run.paths, job_of(sleeper, first_attempt=1))
+        write_json(run.paths.job, job_of(sleeper, first_attempt=1))
         return facts
 
     monkeypatch.setattr(states, "_read_once", look)
