@@ -135,20 +135,17 @@ def test_grey_images_get_a_border_and_three_equal_channels(tmp_path: Path, packe
     assert data.train.labels[:12].tolist() == [*range(10), 0, 1]
 
 
-@pytest.mark.parametrize(
-    ("part", "content", "message"),
-    [
+def test_idx_files_that_are_not_whole_are_refused(tmp_path: Path) -> None:
+    for part, content, message in (
         ("train_labels", idx_bytes(29), "30 images .*, and 29 labels"),
         ("test_images", idx_bytes(10, 8, 1), "10 images of 8 x 1 pixels"),
         ("train_labels", idx_bytes(30, kind=13), "it is not bytes in 1 dimensions"),
         ("train_images", idx_bytes(30, 28, 28, content=b"x" * 99999), "not a whole IDX file"),
-    ],
-)
-def test_idx_files_that_are_not_whole_are_refused(tmp_path, part, content, message) -> None:
-    folder = write_idx(tmp_path / "mnist")
-    (folder / IDX_FILES[part]).write_bytes(content)
-    with pytest.raises(UsageError, match=message):
-        find_source(f"idx:{folder}", tmp_path, None, None)[1](lambda _: None)
+    ):
+        folder = write_idx(tmp_path / "mnist")
+        (folder / IDX_FILES[part]).write_bytes(content)
+        with pytest.raises(UsageError, match=message):
+            find_source(f"idx:{folder}", tmp_path, None, None)[1](lambda _: None)
 
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 32 32\n%%EndComments\nshowpage\n%%EOF\n"

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections import OrderedDict
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -76,9 +75,7 @@ BUS = [gpu("", bus="0:1:0"), gpu("", bus="0:1:0")]
         ([NONE, NONE], "cuda", True, None, "--device cuda: no GPU is visible here"),
     ],
 )  # fmt: skip
-def test_each_rank_has_its_own_gpu_or_all_have_none_or_are_named(
-    found: list[Candidate], wanted: str, on_slurm: bool, kind: str | None, line: str
-) -> None:
+def test_each_rank_has_its_own_gpu_or_all_have_none(found, wanted, on_slurm, kind, line) -> None:
     if kind:
         assert agreed(found, wanted, on_slurm=on_slurm) == (kind, line)
     else:
@@ -122,27 +119,21 @@ def test_the_gpu_is_the_local_ranks_of_those_visible(monkeypatch: pytest.MonkeyP
     assert process.cuda_in_use() is None
 
 
-@pytest.mark.parametrize(
-    ("module", "words", "seen"),
-    [
-        ("jobkit.payload.main", "--device cpu --threads 3", ["", "-1", "3"]),
-        ("jobkit.checks.preflight.cli", "--device cpu", ["", "-1", "61"]),
-        ("jobkit.payload.main", "--device auto", ["0,1", None, str(share_of_cores(1))]),
-    ],
-)
-def test_gpus_are_hidden_and_threads_set_before_torch_is_imported(
-    tmp_path: Path, module: str, words: str, seen: list[str | None]
-) -> None:
+def test_gpus_are_hidden_and_threads_set_before_torch_is_imported(tmp_path) -> None:
     """OpenMP, and so MKL, reads their number once, also for the threads of Gloo."""
     names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "OMP_NUM_THREADS")
     told = f"[os.environ.get(name) for name in {names}]"
     (tmp_path / "torch.py").write_text(f"import os\nprint({told}, flush=True)\nos._exit(7)")
     env = environment(PYTHONPATH=f"{tmp_path}:{ROOT / 'src'}", CUDA_VISIBLE_DEVICES="0,1")
     env = {k: v for k, v in env.items() if k != names[1]} | {names[2]: "61"}
-    command = [sys.executable, "-u", "-m", module, *words.split()]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 7, done.stderr
-    assert done.stdout == f"{seen}\n"
+    for words, seen in (
+        ("jobkit.payload.main --device cpu --threads 3", ["", "-1", "3"]),
+        ("jobkit.checks.preflight.cli --device cpu", ["", "-1", "61"]),
+        ("jobkit.payload.main --device auto", ["0,1", None, str(share_of_cores(1))]),
+    ):
+        command = [sys.executable, "-u", "-m", *words.split()]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+        assert (done.returncode, done.stdout) == (7, f"{seen}\n"), done.stderr
 
 
 def test_dp_has_all_gpus_the_runs_precision_and_the_names_of_the_bare_model(monkeypatch) -> None:
@@ -187,36 +178,29 @@ def test_the_memory_that_the_device_says_is_used(monkeypatch: pytest.MonkeyPatch
     assert math.isnan(peak_memory_mib(CPU)["device_memory_mib"])
 
 
-@pytest.mark.parametrize(
-    ("variable", "code", "tidy"),
-    [
-        ("NSYS_PROFILING_SESSION_ID", Exit.OK, True),
-        ("CUDA_INJECTION64_PATH", Exit.FAILED, False),  # others may be waiting: at once
-        ("", Exit.OK, False),
-    ],
-)
-def test_a_profiled_process_ends_as_its_profiler_needs(monkeypatch, variable, code, tidy) -> None:
-    for name in leaving._PROFILED:
-        monkeypatch.delenv(name, raising=False)
-    if variable:
-        monkeypatch.setenv(variable, "x")
+def test_a_profiled_process_ends_as_its_profiler_needs(monkeypatch) -> None:
     monkeypatch.setattr(os, "_exit", lambda _: 1 / 0)
-    with pytest.raises(SystemExit if tidy else ZeroDivisionError):
-        leaving.leave(code)
+    for variable, code, end in (
+        ("NSYS_PROFILING_SESSION_ID", Exit.OK, SystemExit),
+        ("CUDA_INJECTION64_PATH", Exit.FAILED, ZeroDivisionError),  # others may wait: at once
+        ("OTHER", Exit.OK, ZeroDivisionError),
+    ):
+        for name in leaving._PROFILED:
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(variable, "x")
+        with pytest.raises(end):
+            leaving.leave(code)
 
 
-@pytest.mark.parametrize(
-    ("cores", "ranks", "environ", "threads"),
-    [
-        (8, 4, {}, 2),
-        (2, 4, {}, 1),
-        (64, 4, {"SLURM_CPUS_PER_TASK": "16"}, 16),
-        (8, 4, {"SLURM_CPUS_PER_TASK": "16"}, 8),  # bound to fewer than were asked for
-        (64, 4, {"SLURM_CPUS_ON_NODE": "32"}, 8),  # not bound, and half of the node is ours
-        (8, 4, {"SLURM_CPUS_ON_NODE": "32"}, 8),  # each task is bound to its own eight
-        (2, 4, {"SLURM_CPUS_ON_NODE": "4"}, 1),  # simulated nodes on a small machine
-    ],
-)
-def test_share_of_cores(monkeypatch, cores: int, ranks: int, environ, threads: int) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
-    assert share_of_cores(ranks, environ) == threads
+def test_share_of_cores(monkeypatch) -> None:
+    for cores, environ, threads in (
+        (8, {}, 2),
+        (2, {}, 1),
+        (64, {"SLURM_CPUS_PER_TASK": "16"}, 16),
+        (8, {"SLURM_CPUS_PER_TASK": "16"}, 8),  # bound to fewer than were asked for
+        (64, {"SLURM_CPUS_ON_NODE": "32"}, 8),  # not bound, and half of the node is ours
+        (8, {"SLURM_CPUS_ON_NODE": "32"}, 8),  # each task is bound to its own eight
+        (2, {"SLURM_CPUS_ON_NODE": "4"}, 1),  # simulated nodes on a small machine
+    ):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
+        assert share_of_cores(4, environ) == threads

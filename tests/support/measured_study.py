@@ -1,14 +1,13 @@
 """Studies of known rates, as the analysis has them after collecting: no folder is written."""
 
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.tables.columns import EPOCHS, RESULTS, STEPS, Column
+from jobkit.analysis.tables.columns import EPOCHS, RESULTS, STEPS
 from jobkit.analysis.tables.frames import frame
 
 FIXED = {"study": "s", "strategy": "ddp", "status": "ok", "nodes": 1, "model": "cnn"}
@@ -58,12 +57,7 @@ def step_fields(compute, data_wait=(), host=(), communication=0.0) -> dict[str, 
     }
 
 
-@cache
-def _empty(columns: tuple[Column, ...]) -> pd.DataFrame:
-    return frame([], columns)
-
-
 def results_from(runs: pd.DataFrame, epochs: pd.DataFrame | None = None) -> Results:
     """A study with these runs, and the records of their epochs."""
-    of_epochs = _empty(EPOCHS) if epochs is None else epochs
-    return Results(folder=Path("s"), runs=runs, epochs=of_epochs, steps=_empty(STEPS))
+    of_epochs = frame([], EPOCHS) if epochs is None else epochs
+    return Results(folder=Path("s"), runs=runs, epochs=of_epochs, steps=frame([], STEPS))

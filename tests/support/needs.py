@@ -3,8 +3,6 @@
 A test without its package is skipped and says the command; with CI set it fails. It never installs.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -139,12 +139,9 @@ def test_a_right_solution_passes_and_a_skeleton_does_not(number: str, tmp_path: 
     assert not ok and re.search(r"\w+\(\) is not completed, line \d+", text)
 
 
-@pytest.mark.parametrize(
-    ("number", "old", "new", "text"),
-    [row[:1] + row[2:] for row in WRONG],
-    ids=[f"{row[0]} {row[1]}" for row in WRONG],
-)
-def test_a_mistake_is_named_and_not_solved(number, old, new, text, tmp_path: Path) -> None:
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: f"{wrong[0]} {wrong[1]}")
+def test_a_mistake_is_named_and_not_solved(wrong: tuple[str, ...], tmp_path: Path) -> None:
+    number, _, old, new, text = wrong
     assert old in RIGHT[number]
     said = "\n".join(mistakes(number, RIGHT[number].replace(old, new), tmp_path))
     assert text in said
