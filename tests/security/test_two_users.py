@@ -53,11 +53,6 @@ def plant_folder(place: Path) -> None:
     (place / f"jobkit-{ALICE}").mkdir(mode=0o777)
 
 
-def plant_study(place: Path) -> None:
-    (place / "logs" / "s").mkdir(parents=True)
-    place.joinpath("logs").chmod(0o1777)
-
-
 def plant_links(place: Path) -> None:
     """A study whose plan and figures lead to files of Alice's."""
     study = place / "theirs"
@@ -72,11 +67,6 @@ def compile_cache() -> str:
     return os.environ["TORCHINDUCTOR_CACHE_DIR"]
 
 
-def start_in_shared_logs() -> int:
-    os.environ["JOBKIT_LOGS"] = "logs"
-    return launch(["--study", "demo", "--name", "s", "--site", "local", "--dry-run"])
-
-
 OF_SITE = ["--study", "demo", "--site"]
 ATTACKS: list[tuple[Callable[[Path], None], Callable[[], object], object, str]] = [
     (plant_file, lambda: launch([*OF_SITE, "mine", *DRY]), 2, "no site 'mine'"),
@@ -85,7 +75,6 @@ ATTACKS: list[tuple[Callable[[Path], None], Callable[[], object], object, str]] 
     (plant_folder, cache_root, None, "~/.cache: there is no home: set HOME"),
     (plant_file, lambda: status(["private"]), 0, "1 missing"),
     (plant_file, lambda: collect_main(["private"]), 3, "0 of 1 runs ok"),
-    (plant_study, start_in_shared_logs, 2, "may write there"),
     (plant_links, lambda: status(["./theirs"]), 2, "not a plan"),
     (plant_links, lambda: collect_main(["./theirs"]), 2, "--out DIR"),
     (plant_links, lambda: collect_main(["./theirs", "--out", "home/mine"]), 2, "not a plan"),

@@ -4,7 +4,6 @@ import io
 import math
 import tracemalloc
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import orjson
@@ -89,7 +88,7 @@ JUNK = [b"epoch 3: fine\n", b"\x00\xff\xfe", b"\x1b[32m", b"50%|#  |\r", b"[MET"
 
 
 @given(st.lists(st.sampled_from(["whole", "torn", "foreign", "empty", *JUNK])), st.randoms())
-def test_what_is_whole_is_found_and_nothing_is_made_up(kinds: list[Any], random: Random) -> None:
+def test_what_is_whole_is_found_and_nothing_is_made_up(kinds: list[Any], random) -> None:
     """A log as srun, tee, a crash or a disk leave it; and half of it in the metrics file."""
     log, whole, others, rejected = b"", list[dict[str, Any]](), list[dict[str, Any]](), 0
     for seq, kind in enumerate(kinds):
@@ -144,6 +143,15 @@ def test_of_a_repeated_record_the_first_one_counts(tmp_path: Path) -> None:
     found = read_run(paths, "r")
     assert [e["val_loss"] for e in found.epochs] == [1.0, 0.5]  # the file's, not the log's
     assert found.lost == 1
+    # With a checksum it wins over a line without.
+    paths = RunPaths(tmp_path / "foreign")
+    paths.folder.mkdir()
+    foreign = b"[METRIC] epoch=1 val_loss=0.001\n[METRIC] epoch=7 val_loss=0.1\n"
+    paths.log.write_bytes(line(0, epoch=0, val_loss=1.0) + line(1, epoch=1, val_loss=0.5) + foreign)
+    epochs = read_run(paths, "r").epochs
+    assert [(e["epoch"], e["val_loss"]) for e in epochs] == [(0, 1.0), (1, 0.5)]
+    paths.log.write_text("[METRIC] epoch=0 a=1\n[METRIC] epoch=0 b=2\nend\n")
+    assert read_run(paths, None).epochs == [{"epoch": 0, "a": 1, "b": 2}]
 
 
 def memory_of(read_all: Any) -> tuple[list[Any], int]:
@@ -211,13 +219,3 @@ def test_two_lines_of_another_program_on_one() -> None:
     for end in (b"epoch=3 a=2", b"epoch=3 val_lo"):  # the end of a log, and of a file
         assert [type(f) for f in read_file(io.BytesIO(end))] == [str]
         assert read(b"[METRIC] " + end + line(0))[0] == [record(0)]
-
-
-def test_an_epoch_with_a_checksum_wins_over_a_line_without(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path)
-    foreign = b"[METRIC] epoch=1 val_loss=0.001\n[METRIC] epoch=7 val_loss=0.1\n"
-    paths.log.write_bytes(line(0, epoch=0, val_loss=1.0) + line(1, epoch=1, val_loss=0.5) + foreign)
-    epochs = read_run(paths, "r").epochs
-    assert [(e["epoch"], e["val_loss"]) for e in epochs] == [(0, 1.0), (1, 0.5)]
-    paths.log.write_text("[METRIC] epoch=0 a=1\n[METRIC] epoch=0 b=2\nend\n")
-    assert read_run(paths, None).epochs == [{"epoch": 0, "a": 1, "b": 2}]

@@ -50,9 +50,7 @@ def test_who_has_the_last_word() -> None:
     ]:
         job = Job(job_id="1", state=state) if state else None
         assert merged(RunState(status=own, reason="own"), job, shared).status == expected
-
-
-def test_what_proves_another_status_is_not_kept_as_evidence() -> None:
+    # What proves another status is not kept as evidence.
     own = RunState(status="preempted", evidence="SIGTERM after 3", evidence_file="r/outcome.json")
     said = merged(own, Job(job_id="9", state="TIMEOUT"))
     found = (said.status, said.evidence, said.evidence_file)
