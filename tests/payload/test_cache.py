@@ -15,16 +15,8 @@ import numpy
 import pytest
 import torch
 
-from jobkit.data.images import (
-    Dataset,
-    Images,
-    Say,
-    find_source,
-    open_prepared,
-    prepare,
-    read_cifar10,
-    synthetic,
-)
+from jobkit.data import images as sources
+from jobkit.data.images import Images, find_source, open_prepared, prepare, synthetic
 from jobkit.data.prepare import main
 from jobkit.errors import UsageError
 from jobkit.payload.data import limited
@@ -39,7 +31,7 @@ class Counted:
     def __init__(self, slow_s: float = 0.0) -> None:
         self.reads, self.slow_s, self.said = 0, slow_s, []
 
-    def read(self, say: Say) -> Dataset:
+    def read(self, say: sources.Say) -> sources.Dataset:
         self.reads += 1
         time.sleep(self.slow_s)
         return synthetic(300, 40)
@@ -215,7 +207,7 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_cifar10_is_read_from_either_form(tmp_path: Path, published: Path, unpacked: bool) -> None:
     if not unpacked:
         shutil.rmtree(published)
-    data = read_cifar10(tmp_path)
+    data = sources.read_cifar10(tmp_path)
     assert (data.train.images.shape, len(data.test.labels)) == ((100, 32, 32, 3), 20)
     assert data.classes[3] == "d"
     assert data.train.labels[20:24].tolist() == [1, 2, 3, 4]
@@ -226,9 +218,9 @@ def test_cifar10_is_read_from_either_form(tmp_path: Path, published: Path, unpac
 def test_what_is_not_the_published_file_is_not_unpickled(tmp_path, published, capsys) -> None:
     (published / "data_batch_3").write_bytes(pickle.dumps(Evil()))
     with pytest.raises(UsageError, match=r"corrupt there, and is not downloaded in a dry run"):
-        read_cifar10(tmp_path, download=False)
+        sources.read_cifar10(tmp_path, download=False)
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"junk")
     line = r"corrupt there, and cannot be downloaded .*: on a machine with network access run 'pyth"
     with pytest.raises(UsageError, match=line):
-        read_cifar10(tmp_path)
+        sources.read_cifar10(tmp_path)
     assert "run by a pickle" not in capsys.readouterr().out

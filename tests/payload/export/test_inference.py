@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -50,7 +49,7 @@ def test_its_lines_are_records(built: tuple[Path, Path]) -> None:
         done = infer(program, net, "--batch", batch, "--iterations", 5)
         assert done.returncode == 0, done.stderr
         assert "logits: largest difference" in done.stdout
-        records: list[Any] = list(scan(io.BytesIO(done.stdout.encode())))
+        records = list(scan(io.BytesIO(done.stdout.encode())))
         assert [r["step"] for r in records] == [0, 1, 2, 3, 4]
         for r in records:
             assert r["images_per_s"] == pytest.approx(batch / r["step_time_ms"] * 1e3, rel=1e-3)

@@ -3,7 +3,6 @@
 from operator import setitem
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -103,7 +102,7 @@ def test_a_nodes_energy_is_sampled_where_the_job_has_it_alone(tmp_path, alone, s
 
 
 def test_a_sample_names_the_gpus_whose_energy_it_counts(tmp_path: Path) -> None:
-    def sampled(*gpus: machine.Gpu) -> dict[str, Any]:
+    def sampled(*gpus: machine.Gpu) -> dict:
         writer = Writer(study="s", run_id="r", attempt=0, rank=1, path=None, log=None)
         return machine.Sampler(writer, gpus, False, {}, tmp_path).sample()
 

@@ -3,10 +3,8 @@
 import contextlib
 import random
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -40,13 +38,13 @@ class Recorder:
         self._call("save")
         Path(path).write_text("{}")
 
-    def events(self) -> list[Any]:
+    def events(self) -> list:
         self._call("events")
         return [SimpleNamespace(name=lambda: "jobkit: step", start_ns=lambda at=at: at,
                                 duration_ns=lambda: 1) for at in self.marks]  # fmt: skip
 
     @contextlib.contextmanager
-    def record_function(self, name: str) -> Iterator[None]:
+    def record_function(self, name: str):
         self._call("record_function")
         self.marks.append(len(self.marks) * 1_000_000)
         yield
@@ -80,7 +78,7 @@ def train(folder: Path, steps: int, **env: str) -> None:
     meter.end("ok", "")
 
 
-def written(folder: Path, name: str, kind: str) -> list[dict[str, Any]]:
+def written(folder: Path, name: str, kind: str) -> list[dict]:
     return records_of(folder / "metrics" / name, kind)
 
 

@@ -4,7 +4,6 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -61,7 +60,7 @@ def steps(meter: windows.Meter, device: Mock, *seconds: float) -> None:
         meter.step(8)
 
 
-def window(tmp_path: Path) -> dict[str, Any]:
+def window(tmp_path: Path) -> dict:
     return records_of(tmp_path / "metrics" / "0.jsonl", "window")[-1]
 
 
