@@ -90,17 +90,17 @@ def test_hidden_communication_surfaces_in_strong_scaling() -> None:
 
 
 def test_where_nobody_says_it_a_node_may_end_anywhere_beyond_the_measured_sizes() -> None:
-    """The all-reduce hides on one node; between nodes of 8 it takes four times as long."""
+    """The all-reduce hides on one node; between nodes of 8 it takes 4 or 10 times as long."""
 
-    def rate(n: int, nodes: int) -> float:
-        sent = 0.02 * (1 - 1 / n) + 0.08 * (1 - 1 / nodes)
+    def rate(n: int, nodes: int, between: float = 0.08) -> float:
+        sent = 0.02 * (1 - 1 / n) + between * (1 - 1 / nodes)
         return 100 / (1 / n + max(0.0, sent - 0.5 / n))
 
     sizes = [1, 2, 4, 8]
     rates, places = [rate(n, 1) for n in sizes], dict.fromkeys(sizes, 1)
     unknown = Prediction(sizes, rates, nodes=places)
     _, low, high = unknown.rate(16)
-    assert low < rate(16, 2) < high
+    assert low < rate(16, 2, 0.2) < rate(16, 2) < high
     assert "measure larger sizes, on several nodes too" in unknown.refused(32)
     assert not Prediction(sizes, rates, per_node=64, nodes=places).refused(32)
 
