@@ -104,6 +104,7 @@ def test_the_second_of_two_launches_at_once_says_who_was_first(tmp_path: Path) -
 
 
 def test_what_too_few_gpus_mean_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(local.os, "sched_getaffinity", lambda _: range(8))
     monkeypatch.setattr(local.importlib.util, "find_spec", lambda _: True)
     study = Study(name="s", strategies=("ddp",), gpus=(1, 2))
