@@ -168,18 +168,19 @@ def _check_scripts(commands: Sequence[CommandSpec], site: Site | None) -> None:
 def _of_other_programs(prepared: Launch) -> list[str]:
     """A note where a program has changed since runs of it that are ok, and so are not started.
 
-    Raises UsageError where they are of another program of the same name.
+    Raises UsageError where runs are of another program of the same name.
     """
     changed = set()
-    for run_id in prepared.plan.runs.keys() - set(prepared.run_ids):
-        spec, paths = prepared.plan.runs[run_id], prepared.plan.paths.run(run_id)
+    for run_id, spec in prepared.plan.runs.items():
+        paths = prepared.plan.paths.run(run_id)
         if not (isinstance(spec, CommandSpec) and spec.script and paths.log.exists()):
             continue
         script, left = Path(spec.script).absolute(), read_json(paths.spec) or {}
         if left.get("script", str(script)) != str(script):
-            of = f"of another program, {left['script']}"
-            raise UsageError(f"{run_id} is ok already, {of}: give another --name")
-        if script.exists() and script.stat().st_mtime > paths.log.stat().st_mtime:
+            of = f"is of another program, {left['script']}"
+            raise UsageError(f"{run_id} {of}: give another --name")
+        is_kept = prepared.looks.of_runs[run_id].status == "ok"
+        if is_kept and script.exists() and script.stat().st_mtime > paths.log.stat().st_mtime:
             changed.add(spec.script)
     what = "has changed since runs of it that are kept: to measure all again, another --name"
     return [f"{script} {what}" for script in sorted(changed)]

@@ -83,12 +83,14 @@ def warnings(plan: Plan) -> list[str]:
         texts.append(f"{counted(gpus, 'GPU')} for up to {largest} ranks: {on_cpu}")
     if largest > cores and (largest > gpus or "cpu" in devices):
         texts.append(f"up to {largest} ranks share {cores} cores: timings are not meaningful")
-    free = {s.world_size for s in plan.runs.values() if not getattr(s, "threads", 0)}
-    shares = {max(1, cores // size) for size in free}
-    if (not gpus or "cpu" in devices) and len(shares) > 1 and not os.environ.get("OMP_NUM_THREADS"):
+    option = "OMP_NUM_THREADS=" if plan.study.command else "--threads "  # of a program, of ours
+    chosen = bool(plan.study.command and os.environ.get("OMP_NUM_THREADS"))
+    free = (s for s in plan.runs.values() if not getattr(s, "threads", chosen))
+    shares = {max(1, cores // spec.world_size) for spec in free}
+    if (not gpus or "cpu" in devices) and len(shares) > 1:
         most, few = max(shares), min(shares)
-        how = f"for ranks that compare say OMP_NUM_THREADS={few}"
-        texts.append(f"a rank computes with {most} cores at one size, with {few} at another: {how}")
+        what = f"a rank has {most} threads at one size and {few} at another"
+        texts.append(f"{what}: to compare equal ranks set {option}{few}")
     return texts
 
 

@@ -112,16 +112,11 @@ class Reporter:
 
 
 def write_spec(paths: RunPaths, spec: dict[str, Any], rank: int) -> None:
-    """Write spec.json in the run's folder (rank 0), unless the launcher did already.
+    """Write spec.json in the run's folder (rank 0), over what a preflight that failed left.
 
     Raises UsageError, on every rank, if the folder was made for another run.
     """
-    if not paths.spec.exists():
-        if rank == 0:
-            study, run_id = paths.folder.parent.name, paths.folder.name
-            write_json(paths.spec, {"v": 1, "study": study, "run_id": run_id, "spec": spec})
-        return
-    planned = (read_json(paths.spec) or {}).get("spec")
+    planned = (read_json(paths.spec) or {}).get("spec") if paths.spec.exists() else {}
     if not isinstance(planned, dict):
         raise UsageError(f"{paths.spec} is corrupt: choose another --run-dir")
     for name in (n for n in spec if n in OF_IDENTITY):  # in their order: the first is reported
@@ -130,6 +125,9 @@ def write_spec(paths: RunPaths, spec: dict[str, Any], rank: int) -> None:
                 f"{paths.folder} was made for another run: {name} is {planned.get(name)!r} there "
                 f"and {spec[name]!r} here; choose another --run-dir"
             )
+    if rank == 0 and not spec.keys() <= planned.keys():
+        study, run_id = paths.folder.parent.name, paths.folder.name
+        write_json(paths.spec, {"v": 1, "study": study, "run_id": run_id, "spec": spec})
 
 
 def write_outcome(

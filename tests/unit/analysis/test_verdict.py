@@ -178,7 +178,7 @@ CASES: dict[str, tuple[Callable[[], Results], list[str], list[str]]] = {
          "; another thread count (4, not 8: set --threads 1), other programs used 20%"], []),
     "a program on a small machine": (lambda: study((1, 0.7, 0.6, 0.5), calm, lambda row: row.update(
             device_type="cpu", threads_used=8 // row["world_size"], strategy="train"), repeats=1),
-        ["(1, not 8: set OMP_NUM_THREADS=1 and another --name)"], []),
+        ["(1, not 8: set OMP_NUM_THREADS=1, another --name)"], []),
     "time between the steps": (lambda: study(LOW, calm),
         ["falls below 80% at 8 GPUs: 74%", "of the loss is outside of what was measured; nothing "],
         ["because"]),
@@ -348,7 +348,7 @@ def test_a_series_that_is_not_compared_keeps_no_other_from_being_requested() -> 
     copied = [row | {"ranks_together": at[row["world_size"]]} for row in rows[4:]]
     lines = verdict(results_from(frame(copied, RESULTS)), "GPUs")
     assert not [line for line in lines if line.startswith("Fastest")], "copies are not fast"
-    copies = "The 2 ranks of b are copies: start them as one program, or state --together. "
+    copies = "The 2 ranks of b are copies of one program: give it DDP, or state --together. "
     assert lines[0] == f"{copies}Nothing can be requested: not compared: 2 copies."
     mixed = verdict(results_from(frame(rows[:2] + copied, RESULTS)), "GPUs")
     assert mixed[0].startswith(copies)

@@ -173,7 +173,9 @@ def test_what_is_kept_is_of_this_program_and_the_name_alone_goes_on(
     assert "p.py has changed since runs of it that are kept" in said and "1 ok already" in said
     monkeypatch.chdir(tmp_path / "b")
     assert cli.main(words) == 2
-    assert f"of another program, {tmp_path}/a/p.py: give another --name" in capsys.readouterr().err
+    assert (
+        f"is of another program, {tmp_path}/a/p.py: give another --name" in capsys.readouterr().err
+    )
 
 
 def test_variables_of_sbatch_are_said_to_have_no_effect(monkeypatch, capsys) -> None:

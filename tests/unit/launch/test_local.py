@@ -110,14 +110,17 @@ def test_what_too_few_gpus_mean_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     study = Study(name="s", strategies=("ddp",), gpus=(1, 2))
     plan = {d: study.changed(settings={"device": d}).expand() for d in ("auto", "cpu", "cuda")}
     on_cpu = "1 GPU for up to 2 ranks: runs with more ranks than GPUs compute on the CPU"
-    shares = "a rank computes with 8 cores at one size, with 4 at another: for ranks that compare "
-    shares += "say OMP_NUM_THREADS=4"
+    shares = "a rank has 8 threads at one size and 4 at another: to compare equal ranks set "
+    shares += "--threads 4"
     for device, gpus, texts in [("cpu", 1, [shares]), ("auto", 2, []), ("auto", 0, [shares]),
                                 ("auto", 1, [on_cpu])]:  # fmt: skip
         monkeypatch.setattr(local, "count_gpus", lambda gpus=gpus: gpus)
         assert local.warnings(plan[device]) == texts
+    program = Study.of_command(("true",), name="p", gpus=(1, 2)).expand()
+    monkeypatch.setattr(local, "count_gpus", lambda: 0)
+    assert local.warnings(program) == [shares.replace("--threads ", "OMP_NUM_THREADS=")]
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    assert local.warnings(plan["cpu"]) == []
+    assert local.warnings(program) == []
     with pytest.raises(UsageError, match="--device cuda: 2 ranks need as many GPUs"):
         local.check(plan["cuda"])
 

@@ -245,8 +245,8 @@ def differences(results: Results, size: Size, base: Size) -> list[str]:
             different.append(f"another {words} in some runs ({_short(new)})")
     here, there = (values_of(table, "threads_used") for table in (own, other))
     if here and there and here != there and values_of([*own, *other], "device_type") == ["cpu"]:
-        fix = "OMP_NUM_THREADS=1 and another --name"  # by the same one all runs are ok
-        fix = "--threads 1" if size.strategy in STRATEGIES else fix
+        # By the same name all runs of a program would be ok.
+        fix = "--threads 1" if size.strategy in STRATEGIES else "OMP_NUM_THREADS=1, another --name"
         words = f"another thread count ({_short(here)}, not {_short(there)}: set {fix})"
         different.insert(0, words)
     loads = [median_of(table, "other_load_mean") for table in (own, other)]

@@ -100,7 +100,7 @@ def _before_all(results: Results, compared: Sequence[Size], unit: str) -> Iterat
     copied = [r for r in results.rows.values() if r.get("ranks_together") == "none"]
     if copied := [row for row in copied if row["status"] == "ok"]:
         who = "the {world_size} ranks of {series} are copies".format_map(copied[-1])
-        yield Caveat(f"{who}: start them as one program, or state --together", first=True)
+        yield Caveat(f"{who} of one program: give it DDP, or state --together", first=True)
     waits, known = [], []  # of the runs of a size, as far as it was measured
     for size in compared:
         rows = rows_of(results, size)

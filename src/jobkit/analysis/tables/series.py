@@ -15,7 +15,7 @@ _MAX_LENGTH = 200  # characters of a label
 SAME = ("model", "dataset", "precision", "fp32", "device_type", "torch_version", "throughput_unit")
 COPIES = (
     "{} copies: nothing shows that the ranks worked together (no process group, no connection, no "
-    "shared memory); start the program as one, as with torchrun, or --launcher once and mpirun, or "
+    "shared memory); give it DDP, or start it with its own launcher (--launcher once), or "
     "state --together"
 )
 _BATCH = {"strong": "global_batch_size", "weak": "batch_size_per_rank"}
