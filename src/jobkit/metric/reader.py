@@ -94,7 +94,7 @@ def _read(part: bytes, loads: Loads) -> Record | str:
     except (ValueError, RecursionError):
         return "not JSON"
     del record["crc"]
-    if "v" not in record or any(type(record.get(k)) is not t for k, t in _IDENTITY.items()):
+    if "v" not in record or [type(record.get(k)) for k in _IDENTITY] != [*_IDENTITY.values()]:
         return "a common field is missing"
     return record
 

@@ -119,9 +119,8 @@ def _before_all(results: Results, compared: Sequence[Size], unit: str) -> Iterat
         yield Caveat(text, first=True)
     elif worst and (worst.gpu_busy or 0) < BUSY:
         who = where(worst, unit)
-        verb = "is" if who == "1 GPU" else "are"
-        text = f"the host is the limit: {who} {verb} busy {worst.gpu_busy:.0%} of the time"
-        yield Caveat(text, first=True)
+        text = f"{who} {'is' if who == '1 GPU' else 'are'} busy {worst.gpu_busy:.0%} of the time"
+        yield Caveat(f"the host is the limit: {text}", first=True)
 
 
 def failure(results: Results, sizes: Sequence[Size], unit: str, request: Size | None = None) -> str:
@@ -129,9 +128,8 @@ def failure(results: Results, sizes: Sequence[Size], unit: str, request: Size | 
     bad = [s for s in sizes if s.not_ok]
     if not bad:
         return ""
-    worst = max(bad, key=lambda s: (len(s.not_ok) / s.runs_planned, s.world_size or 0))
-    if request and request in bad:
-        worst = request
+    most = max(bad, key=lambda s: (len(s.not_ok) / s.runs_planned, s.world_size or 0))
+    worst = request if request in bad else most
     named = f" with {worst.series}" if len({s.series for s in results.sizes}) > 1 else ""
     count = f"{len(worst.not_ok)} of {worst.runs_planned} runs are not ok"
     return f"on {where(worst, unit)}{named} {count} ({_reason_of(results, worst)})"
@@ -179,8 +177,8 @@ class Change:
 
     def words(self, form: Callable[[float], str]) -> str:
         """What it does, as it follows its name."""
-        ends = f"from {form(self.before)} to {form(self.after)}"
-        known = f"{'falls' if self.fell > 0 else 'rises'} {ends}"
+        verb = "falls" if self.fell > 0 else "rises"
+        known = f"{verb} from {form(self.before)} to {form(self.after)}"
         return "is NaN or missing" if math.isinf(self.after) else known
 
 
@@ -290,9 +288,7 @@ def _different(
 ) -> Iterator[Caveat]:
     """Devices, commits, drivers or clocks that differ between a size and its base, or within it."""
     for size in sorted(compared, key=lambda s: (s != request, -(s.world_size or 0))):
-        base = base_of(results, size)
-        if base is None or base == size:
-            continue
+        base = base_of(results, size) or size
         if found := [t for t in differences(results, size, base) if t.endswith(")")]:
             yield Caveat(f"{where(size, unit)} had {' and '.join(found[:2])}", doubts=True)
             return
@@ -304,14 +300,12 @@ def _different(
 
 def _unsteady(results: Results, sizes: Sequence[Size]) -> Iterator[Caveat]:
     """Rates that rise or fall within the runs: a warm-up left in, or clocks that fall."""
-    squares, free, curves = 0.0, 0, _curves(results)
+    squares, free, trends = 0.0, 0, _trends(results)
     slopes = defaultdict[Any, list[tuple[float, float]]](list)  # change over a run, weight
     for size in sizes:
-        for rates in (curves[run] for run in size.ok_runs if run in curves):
-            at = np.linspace(-0.5, 0.5, len(rates))
-            (change, _), rest, *_ = np.polyfit(at, np.log(rates), 1, full=True)
-            squares, free = squares + float(rest.sum()), free + len(rates) - 2
-            slopes[size.place].append((float(change), float((at**2).sum())))
+        for change, weight, rest, count in (trends[run] for run in size.ok_runs if run in trends):
+            squares, free = squares + rest, free + count - 2
+            slopes[size.place].append((change, weight))
     changed = []
     for own in slopes.values():
         middle, weight = median(change for change, _ in own), sum(weight for _, weight in own)
@@ -325,11 +319,12 @@ def _unsteady(results: Results, sizes: Sequence[Size]) -> Iterator[Caveat]:
         yield Caveat(text, doubts=True)
 
 
-@lru_cache(maxsize=1)  # each series asks for them
-def _curves(results: Results) -> dict[str, list[float]]:
-    """By run_id: the rates of its epochs after the first, else of its windows, in their order.
+@lru_cache(maxsize=1)
+def _trends(results: Results) -> dict[str, tuple[float, float, float, int]]:
+    """By run_id, of a line through log(rate): its change, the squares of x and residuals, count.
 
-    Three or more, of the newest attempt: another one may have been on another node.
+    The rates are of epochs after the first, else of windows: three or more, of the newest attempt,
+    as another one may have been on another node. Each series asks for the same.
     """
 
     def newest(table: pd.DataFrame) -> pd.DataFrame:
@@ -346,7 +341,13 @@ def _curves(results: Results) -> dict[str, list[float]]:
         if len(rates) >= 6:  # thirds of the windows: they are of different lengths
             thirds = np.array_split(rates.to_numpy(), 3)
             curves.setdefault(str(run), [float(np.median(part)) for part in thirds])
-    return curves
+    trends = {}
+    for run_id, curve in curves.items():
+        at, logs = np.linspace(-0.5, 0.5, len(curve)), np.log(curve)
+        weight, change = float(at @ at), float(at @ logs / (at @ at))
+        rest = float(((logs - logs.mean() - change * at) ** 2).sum())
+        trends[run_id] = change, weight, rest, len(at)
+    return trends
 
 
 def _drift(results: Results, compared: Sequence[Size], sizes: Sequence[Size]) -> Iterator[Caveat]:
