@@ -1,11 +1,13 @@
-"""A study on a Slurm on which ranks and nodes are killed at random, resubmitted until it is done.
+"""A study on a Slurm on which ranks, nodes and commands are killed at random, until it is done.
 
-    python tests/bench/chaos.py --runs 20 --kills 20 --seed 1
+    python tests/bench/chaos.py --runs 20 --kills 20 --commands 20 --seed 1
 
-Brings up a minicluster, runs the study undisturbed, then again (the same specs, another
-folder) while a monkey kills; `python run_benchmarks.py` is called again until nothing is left to
-start. Prints its figures as JSON. Ends with 0 where every planned run is a
-row that is ok and each epoch's losses are the undisturbed study's, to the last bit; with 4 else.
+Brings up a minicluster and runs the study undisturbed. Runs it again (the same specs, another
+folder) while a monkey kills ranks and nodes; `python run_benchmarks.py` is called again until
+nothing is left to start. Then a third time, in which the commands themselves are killed: launch,
+status, collect, plot, cancel; after each no file of the study may be torn. Prints its figures as
+JSON. Ends with 0 where every planned run is a row that is ok, each epoch's losses are the
+undisturbed study's, to the last bit, and nothing was torn; with 4 else.
 """
 
 import argparse
@@ -19,6 +21,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+from collections import Counter
 from pathlib import Path
 
 from bench import ROOT
@@ -95,49 +99,100 @@ def losses(name: str) -> dict[tuple[str, str], list[str]]:
     return {(r["run_id"], r["epoch"]): [r[column] for column in EXACT] for r in rows}
 
 
-def chaos(monkey: Monkey, runs: int) -> dict[str, object]:
-    """Run both studies; return the figures."""
-    words = ["run_benchmarks.py", *STUDY, "--repeats", str(runs), "--name"]
-    calm = python(*words, "calm")
-    if calm.returncode:
-        sys.exit(calm.stdout + calm.stderr)
+def until_done(words: list[str], name: str) -> dict[str, int]:
+    """Launch a study until all its runs are ok; return what became of it."""
+    rows: list[dict[str, str]] = []
     launches = 0
-    monkey.start()
-    try:
-        while launches < MOST_LAUNCHES:
-            launches += 1
-            if python(*words, "chaos").returncode == 0:
-                break
-    finally:
-        monkey.stopped.set()
-        monkey.join()
-    rows, expected = table("chaos", "results.csv"), losses("calm")
+    while launches < MOST_LAUNCHES and not (rows and all(r["status"] == "ok" for r in rows)):
+        time.sleep(min(launches, 1) * 10)  # it follows its own jobs, not those of a killed launch
+        python(*words, name)
+        rows, launches = table(name, "results.csv"), launches + 1
     return {
-        "runs_planned": runs,
         "rows": len(rows),
         "rows_ok": sum(row["status"] == "ok" for row in rows),
-        "ranks_killed": monkey.ranks,
-        "nodes_killed": monkey.nodes,
         "launches": launches,
         "attempts": sum(int(row["attempts"]) for row in rows),
-        "epochs": len(expected),
-        "same_losses": losses("chaos") == expected,
+        "same_losses": losses(name) == losses("calm"),
     }
+
+
+def torn(folder: Path) -> Counter[str]:
+    """The names of files of a study that somebody would read and that are not whole."""
+    found = Counter[str]()
+    for path in folder.rglob("*.*"):
+        try:
+            text = path.read_text() if path.suffix in (".json", ".csv", ".html", ".svg") else ""
+            if path.suffix == ".json":
+                json.loads(text)
+            elif path.suffix == ".csv":
+                head, *rows = csv.reader(text.splitlines())
+                found[path.name] += any(len(row) != len(head) for row in rows) or text[-1] != "\n"
+            elif path.suffix in (".html", ".svg"):
+                found[path.name] += not text.rstrip().endswith(("</html>", "</svg>"))
+        except FileNotFoundError:
+            continue  # a job is at work on its own files
+        except ValueError:
+            found[path.name] += 1
+    return +found
+
+
+def kill_commands(launch: list[str], kills: int, draw: random.Random) -> dict[str, object]:
+    """Kill commands of the study "commands" at a random moment of the time that they take."""
+    name, folder = "commands", Path(os.environ["JOBKIT_LOGS"]) / "commands"
+    ways = {
+        "launch": [*launch, name],
+        "status": ["-m", "jobkit", "status", name],
+        "collect": ["collect_results.py", name],
+        "plot": ["plot_results.py", name],
+        "cancel": ["-m", "jobkit", "cancel", name],
+    }
+    killed, broken = Counter[str](), Counter[str]()
+    takes = dict.fromkeys(ways, 6.0)  # seconds; a launch waits for its jobs: the first of it count
+    while killed.total() < kills:
+        way, begin = draw.choice([*ways]), time.monotonic()
+        process = subprocess.Popen(
+            [sys.executable, *ways[way]], cwd=ROOT, stdin=-3, stdout=-3, stderr=-3,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            process.wait(draw.uniform(0, takes[way]))
+            takes[way] = time.monotonic() - begin
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            killed[way] += 1
+        process.wait()
+        broken += torn(folder)
+    return {f"{way}_killed": killed[way] for way in ways} | {"torn": broken}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--kills", type=int, default=20, help="ranks and nodes in all (default 20)")
+    parser.add_argument("--commands", type=int, default=20, help="kills of commands (default 20)")
     parser.add_argument("--every", type=float, default=10, metavar="S", help="mean time between")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     with clusters.temporary("chaos") as cluster, tempfile.TemporaryDirectory() as logs:
         os.environ["JOBKIT_LOGS"] = logs
+        launch = ["run_benchmarks.py", *STUDY, "--repeats", str(args.runs), "--name"]
+        calm = python(*launch, "calm")
+        if calm.returncode:
+            sys.exit(calm.stdout + calm.stderr)
         monkey = Monkey(cluster, random.Random(args.seed), args.kills, args.every)
-        found = chaos(monkey, args.runs)
-    print(json.dumps(found, indent=1))
-    good = found["rows_ok"] == found["rows"] == args.runs and found["same_losses"]
+        monkey.start()
+        try:
+            chaos = until_done(launch, "chaos")
+        finally:
+            monkey.stopped.set()
+            monkey.join()
+        chaos |= {"ranks_killed": monkey.ranks, "nodes_killed": monkey.nodes}
+        commands = kill_commands(launch, args.commands, random.Random(args.seed))
+        commands |= until_done(launch, "commands")
+    print(json.dumps({"runs": args.runs, "chaos": chaos, "commands": commands}, indent=1))
+    good = not commands["torn"]
+    for found in (chaos, commands):
+        good &= found["rows_ok"] == found["rows"] == args.runs and found["same_losses"] is True
     return 0 if good else 4
 
 
