@@ -51,7 +51,9 @@ def test_the_other_ready_scripts_start_four_ranks(cluster, kit, script, nodes) -
     assert sorted(told) == [f"I am {r} of 4, {r % own} of {own} on {r // own}" for r in range(4)]
 
 
-@pytest.mark.parametrize("gpus", [["--gres=gpu:2"], ["--gpus-per-task=1", "--gpus-per-node=2"]])
+@pytest.mark.parametrize(
+    "gpus", [["--export=NONE", "--gres=gpu:2"], ["--gpus-per-task=1", "--gpus-per-node=2"]]
+)
 def test_each_rank_sees_all_gpus_that_its_job_has_on_the_node(cluster, kit, gpus) -> None:
     words = [*gpus, "--ntasks-per-node=2", "--exclusive", "run.sh", "--why", "0"]
     job_id = kit.sbatch(cluster, *words, "--", "sh", "-c", "echo sees $CUDA_VISIBLE_DEVICES")

@@ -140,6 +140,11 @@ def test_the_bound_holds_over_requeues_of_the_job(run: Kit) -> None:
     other = JOB | {"SLURM_JOB_ID": "18", "SLURM_RESTART_COUNT": "1"}
     assert run(*command, "exit 3", **other).returncode == 3
     assert len(list((run.run_dir / "attempts").glob("[0-9]*"))) == 6
+    for count in "078":  # Slurm requeues by itself too, as after the failure of a node
+        again = JOB | {"SLURM_JOB_ID": "19", "SLURM_RESTART_COUNT": count}
+        done = run(*command, "exit 75", **again)
+    assert run.notes.read_text().count("requeue 19") == 2
+    assert "requeued 2 times already (--max-restarts): not again" in done.stderr
 
 
 def test_a_command_that_a_node_does_not_have(run: Kit) -> None:
@@ -170,7 +175,9 @@ def test_nohup_keeps_a_run_and_a_warning_reaches_it(run: Kit) -> None:
     assert run_state(RunPaths(run.run_dir)).status == "preempted"
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR2, 3)])
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 3), (signal.SIGUSR2, 3)]
+)
 def test_a_command_that_crashes_as_it_is_stopped_is_not_started_again(run, signum, code) -> None:
     text = "trap 'exit 3' TERM USR2; echo ready; while :; do sleep 0.05; done"
     with run.start("--nproc-per-node=1", "--max-restarts=2", "--", "bash", "-c", text) as process:

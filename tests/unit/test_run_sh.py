@@ -213,8 +213,10 @@ def test_ranks_are_the_tasks_that_the_job_asked_for(monkeypatch) -> None:
         for name, value in job.items():
             monkeypatch.setenv(name, value)
         assert start.read_run(["run.sh", "0", "0", *words]).ranks == ranks
-    # srun would refuse the number of a job of `sbatch --ntasks-per-gpu` beside it.
-    assert start.step_environment({"SLURM_NTASKS_PER_GPU": "1", "A": "b"}) == {"A": "b"}
+    # srun would refuse the number of a job of `sbatch --ntasks-per-gpu` beside it, and give ranks
+    # nothing of what a site has set after `sbatch --export=NONE`.
+    job = {"SLURM_NTASKS_PER_GPU": "1", "SLURM_EXPORT_ENV": "NONE", "A": "b"}
+    assert start.step_environment(job) == {"A": "b"}
     # Nor takes it run.sh's header beside `sbatch --gres=gpu:2`, and shows a task its own GPU alone.
     gpus = {"SLURM_GPUS_PER_NODE": "4", "SLURM_GPUS_PER_TASK": "1", "SLURM_GPUS_ON_NODE": "2"}
     assert start.step_environment(gpus) == {"SLURM_GPUS_ON_NODE": "2"}

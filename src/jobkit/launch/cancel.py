@@ -14,6 +14,7 @@ from jobkit.launch.slurm_options import job_names
 from jobkit.launch.states import States, wait_for_end
 from jobkit.outcome.state import job_ids
 from jobkit.paths import StudyPaths
+from jobkit.permissions import check_study
 from jobkit.spec.study import find_study, read_plan
 
 
@@ -25,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="End the running and pending runs of a study.",
         epilog="example:\n  python -m jobkit cancel demo",
     )
-    options.add_argument("study", nargs="?", help="its name or folder (default: the newest)")
+    options.add_argument("study", help="its name or folder")
     paths = StudyPaths(find_study(options.parse_args(argv).study, planned=True))
     name = paths.folder.name
     if cancel_study(paths):
@@ -43,6 +44,7 @@ def cancel_study(paths: StudyPaths) -> bool:
     """
     if (owner := paths.folder.stat().st_uid) != os.geteuid():
         raise UsageError(f"{paths.folder} belongs to user id {owner}: only its owner ends its runs")
+    check_study(paths.folder)
     plan = read_plan(paths.folder)
     if not paths.plan.exists():
         raise UsageError(

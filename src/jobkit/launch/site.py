@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -60,6 +61,11 @@ class Site:
         for name in self.env:
             if not _ENV_NAME.fullmatch(name):
                 raise UsageError(f"env {name!r}: is not a name of an environment variable")
+        for line in self.setup:
+            checked = subprocess.run(["bash", "-n", "-c", line], capture_output=True, text=True)
+            if checked.returncode:
+                why = (checked.stderr.splitlines() or [""])[-1].rpartition(": ")[2]
+                raise UsageError(f"setup {line!r}: {why}: write a block in one line")
         if self.container != "none" and not self.image:
             raise UsageError(f"container '{self.container}' needs image = ...")
         for name in ("image", *(("python",) if self.python else ())):

@@ -125,7 +125,7 @@ def _valid_names(reason: str) -> str:
         ("partitions", ["sinfo", "-h", "-o", "%R"]),
         ("QOS", [*managed, "qos", "format=name"]),
     ):
-        if what.lower().removesuffix("s") in reason.lower():
+        if "limit" not in reason and what.lower().removesuffix("s") in reason.lower():
             with contextlib.suppress(UsageError):  # the command is not there, or does not answer
                 if names := set(re.split(r"[\s,]+", call(words).stdout)) - {""}:
                     return f"; known {what}: {', '.join(sorted(names))}"

@@ -16,7 +16,7 @@ from submitit.helpers import DelayedSubmission
 from jobkit.errors import UsageError
 from jobkit.launch import slurm_cluster
 from jobkit.launch.command import job_command, leave_spec
-from jobkit.launch.site import Site
+from jobkit.launch.site import Site, minutes
 from jobkit.launch.slurm_options import Batch
 from jobkit.launch.states import counted
 from jobkit.launch.task import run_in_job, sweep_in_job
@@ -37,7 +37,8 @@ class Executor(SlurmExecutor):
     submitit's Executor leaves to each kind of executor. The script's text is submitit's own.
     """
 
-    def __init__(self, folder: Path, batch: Batch) -> None:
+    def __init__(self, folder: Path, batch: Batch, taken: list[str] | None = None) -> None:
+        """taken: gets the id of each job as soon as Slurm has it."""
         super().__init__(folder)
         more = dict(batch.options)
         # All are additional parameters: with its own ones for nodes and tasks, submitit would wait
@@ -49,10 +50,8 @@ class Executor(SlurmExecutor):
             wckey=None,
             array_parallelism=batch.at_once or 1000,
             stderr_to_stdout=True,
-            # A signal to the whole job is meant for the run, which gets it too.
-            setup=["trap : USR1 USR2"],
         )
-        self._batch = batch
+        self._batch, self._taken = batch, [] if taken is None else taken
 
     @classmethod
     def affinity(cls) -> int:
@@ -64,7 +63,8 @@ class Executor(SlurmExecutor):
         self.parameters.pop("map_count", None)
         if count > 1:
             self.parameters["map_count"] = count
-        return self._make_submission_file_text(self._submitit_command_str, "")
+        # exec: a signal to the batch shell alone is for the run too.
+        return self._make_submission_file_text(f"exec {self._submitit_command_str}", "")
 
     def _internal_process_submissions(
         self, delayed_submissions: Sequence[DelayedSubmission]
@@ -73,6 +73,7 @@ class Executor(SlurmExecutor):
         count = len(delayed_submissions)
         text = self.script(count)
         job_id = slurm_cluster.sbatch(text, self._batch.options)
+        self._taken.append(job_id)
         ids = [f"{job_id}_{index}" for index in range(count)] if count > 1 else [job_id]
         jobs: list[Job[Any]] = [
             self.job_class(folder=self.folder, job_id=i, tasks=[0]) for i in ids
@@ -125,13 +126,13 @@ def submit(
     while waiting:
         batch = waiting.pop(0)
         try:
-            jobs.append(_submit(plan, batch, site.shell(), max_restarts, folder))
-        except UsageError as error:
+            _submit(plan, batch, site.shell(), max_restarts, Executor(folder, batch, jobs))
+        except (UsageError, OSError) as error:  # a full disk too
             limit, half = _LIMIT.search(str(error)), len(batch.run_ids) // 2
             if limit and half and not batch.whole:  # there may be room for a part of it
                 parts = (batch.run_ids[:half], batch.run_ids[half:])
                 waiting[:0] = [replace(batch, run_ids=part) for part in parts]
-            elif limit and jobs:
+            elif limit:
                 left = tuple(r for b in (batch, *waiting) for r in b.run_ids)
                 return jobs, left, f"not submitted: {counted(len(left), 'run')}: {error}"
             elif jobs:
@@ -142,9 +143,11 @@ def submit(
     return jobs, (), ""
 
 
-def _submit(plan: Plan, batch: Batch, site: str, max_restarts: int | None, folder: Path) -> str:
-    """Submit one array, and note each run's job in its folder; return the job's id."""
-    executor, calls, records = Executor(folder, batch), [], []
+def _submit(
+    plan: Plan, batch: Batch, site: str, max_restarts: int | None, executor: Executor
+) -> None:
+    """Submit one array, and note each run's job in its folder."""
+    calls, records = [], []
     runs = [plan.paths.run(run_id) for run_id in batch.run_ids]
     for run_id, paths in zip(batch.run_ids, runs, strict=True):
         spec = plan.runs[run_id]
@@ -156,7 +159,8 @@ def _submit(plan: Plan, batch: Batch, site: str, max_restarts: int | None, folde
         first = max(paths.attempt_numbers(), default=-1) + 1
         records.append({"first_attempt": first, "shared": batch.whole, "command": line})
     if batch.whole:
-        jobs = [executor.submit(sweep_in_job, calls)] * len(calls)
+        limit_s = minutes(str(batch.options["time"])) * 60 / len(calls)
+        jobs = [executor.submit(sweep_in_job, calls, limit_s)] * len(calls)
     else:
         with executor.batch():
             jobs = [executor.submit(run_in_job, *call) for call in calls]
@@ -166,4 +170,3 @@ def _submit(plan: Plan, batch: Batch, site: str, max_restarts: int | None, folde
         write_whole(paths.script, job.paths.submission_file.read_text())
         paths.scheduler_log.unlink(missing_ok=True)
         paths.scheduler_log.symlink_to(os.path.relpath(job.paths.stdout, paths.folder))
-    return jobs[0].job_id.split("_")[0]

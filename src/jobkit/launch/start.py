@@ -252,6 +252,7 @@ def step_environment(env: dict[str, str], whole_node: bool = False) -> dict[str,
     whatever sbatch's --gres said.
     """
     unwanted = {"SLURM_TRES_PER_TASK", "SLURM_NTASKS_PER_GPU"}
+    unwanted |= {"SLURM_EXPORT_ENV"}  # of sbatch: ranks have what the site and run.sh have set
     unwanted |= {f"SLURM_GPUS{of}" for of in ("", "_PER_NODE", "_PER_SOCKET", "_PER_TASK")}
     if whole_node:
         unwanted |= {"SLURM_CPUS_PER_TASK"}

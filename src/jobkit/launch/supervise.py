@@ -182,7 +182,7 @@ def follow(run: Run, children: Children, signals: Signals) -> int:
                 run.stopped = 130 if signum == signal.SIGINT else int(Exit.TERMINATED)
                 by_slurm = run.allocation and signum == signal.SIGTERM
                 end_at = time.monotonic() + TERM_GRACE_S * by_slurm
-            warned = warned or signum == signal.SIGUSR2
+            warned = warned or signum in (signal.SIGUSR1, signal.SIGUSR2)
         now = time.monotonic()
         if now >= end_at:
             children.end()
@@ -351,8 +351,10 @@ def check_preflight(run: Run) -> int:
 
 def requeue(run: Run) -> None:
     """Requeue a job that was stopped early with a checkpoint, within its bound."""
-    count, limit = int(os.environ.get("SLURM_RESTART_COUNT") or 0), run.options.get("max-restarts")
-    if count >= int(limit or MAX_RESTARTS):
+    begun, limit = range(run.first, run.attempt), run.options.get("max-restarts")
+    # Those after the failure of a node are Slurm's own.
+    ends = [(read_json(run.paths.outcome(attempt)) or {}).get("status") for attempt in begun]
+    if (count := ends.count("preempted")) >= int(limit or MAX_RESTARTS):
         already = f"requeued {count} times already (--max-restarts)"
         say("warning", f"stopped early, and {already}: not again")
         return

@@ -1,7 +1,9 @@
 """What a Slurm job of a study calls, through submitit: a run, or all runs in turn."""
 
+import math
 import os
 import sys
+import time
 from pathlib import Path
 
 from jobkit.errors import Exit
@@ -25,8 +27,10 @@ def run_in_job(folder: str, command: list[str]) -> int:
 
 
 @closed_to_others()
-def sweep_in_job(runs: list[tuple[str, list[str]]]) -> int:
-    """Run one command after the other in this allocation; return how many failed.
+def sweep_in_job(runs: list[tuple[str, list[str]]], limit_s: float) -> int:
+    """Run one command after the other in this allocation, each no longer than the limit.
+
+    Returns how many failed.
 
     A run that was stopped early has requeued the job; completed runs are skipped then.
     """
@@ -35,20 +39,26 @@ def sweep_in_job(runs: list[tuple[str, list[str]]]) -> int:
     for folder, command in runs:
         if requeued and run_state(RunPaths(Path(folder))).status == "ok":
             continue
-        code, stopped = _run(Path(folder), command, signals)
+        code, stopped = _run(Path(folder), command, signals, limit_s)
         bad += code != Exit.OK
         if stopped or code == Exit.AGAIN:
             break
     return bad
 
 
-def _run(folder: Path, command: list[str], signals: Signals) -> tuple[int, bool]:
+def _run(folder: Path, command: list[str], signals: Signals, limit_s: float) -> tuple[int, bool]:
     """Run one command; return its exit code, and whether a signal requested the end of all."""
     children, stopped = Children(LIMIT_S), False
     environ = _environment(folder)
     with append_to(RunPaths(folder).log) as log:
         children.start(command, environ, session=False, output=log)
+    end_at = time.monotonic() + limit_s
     while not children.poll():
+        if time.monotonic() > end_at:
+            end_at, text = math.inf, f"CANCELLED AT {limit_s:.0f} s DUE TO TIME LIMIT of one run"
+            with append_to(RunPaths(folder).log) as log:
+                log.write(f"[jobkit] {text}\n".encode())
+            children.end()
         for signum in signals.wait(0.25):
             if signum in END_SIGNALS:
                 stopped = True

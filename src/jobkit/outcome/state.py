@@ -121,7 +121,9 @@ def _read_once(
     age_s = None if ok or _is_observed(job, alive) else _age_s(paths, numbers, logged)
     if not alive and not ok:
         tails[paths.log.name] = of_newest(read_tail(paths.log), newest if started else first)
-        tails[paths.scheduler_log.name] = of_newest(read_tail(paths.scheduler_log), newest)
+        at_work = newest is not None and started and not ending
+        if at_work or not (job or {}).get("shared"):  # else it is of another run of the job
+            tails[paths.scheduler_log.name] = of_newest(read_tail(paths.scheduler_log), newest)
     return Facts(
         run_id=paths.folder.name,
         closed="" if job or numbers or logged else closed(paths.folder),
@@ -237,7 +239,7 @@ def _verdict(facts: Facts, code: int | None) -> tuple[str, ...]:
         where = f"Slurm job {job['job_id']}" if job.get("job_id") else f"a job on {job.get('host')}"
         where += f" of cluster {job['cluster']}" if job.get("cluster") else ""
         if facts.attempt is None:
-            return "pending", clean(f"{where} has not started")
+            return "pending", clean(f"{where} has not started it")
         return "running", clean(f"{where} has not recorded an end")
     if job and facts.alive is not None:
         reason = f"its process {job.get('pid')} exited without an outcome file"
@@ -290,6 +292,8 @@ def merged(state: RunState, job: Job | None, shared: bool = False) -> RunState:
     if shared and (job.status == "running" or state.status not in UNDER_WAY):
         return state
     status, reason, line = job.status, with_hint(job.line, ""), job.line
+    if shared and state.status == "pending" and status not in UNDER_WAY:
+        return replace(state, status="missing", reason=f"job {job.job_id} ended before its turn")
     if status in UNDER_WAY:
         where = job.reason if status == "pending" else job.node_list
         reason, line = f"Slurm job {job.job_id}" + (f": {where}" if where else ""), ""

@@ -13,12 +13,9 @@
 #SBATCH --signal=USR2@60
 #SBATCH --time=00:30:00
 
-# setup
-trap : USR1 USR2
-
 # command
 export SUBMITIT_EXECUTOR=slurm
-/venv/bin/python -u -m submitit.core._submit /logs/golden/.submitit
+exec /venv/bin/python -u -m submitit.core._submit /logs/golden/.submitit
 
 
 #!/bin/bash
@@ -36,9 +33,6 @@ export SUBMITIT_EXECUTOR=slurm
 #SBATCH --signal=USR2@60
 #SBATCH --time=00:30:00
 
-# setup
-trap : USR1 USR2
-
 # command
 export SUBMITIT_EXECUTOR=slurm
-/venv/bin/python -u -m submitit.core._submit /logs/golden/.submitit
+exec /venv/bin/python -u -m submitit.core._submit /logs/golden/.submitit

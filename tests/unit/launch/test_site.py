@@ -185,6 +185,13 @@ def test_a_set_up_line_that_fails_ends_the_job(tmp_path: Path) -> None:
     words, done = started(tmp_path, "setup = ['false # no such module', 'echo later']")
     assert (words, done.returncode) == ([], 1)
     assert "setup command failed: false" in done.stderr and "later" not in done.stdout
+    block = "if true; then export X=block; fi"
+    assert "X=block" in started(tmp_path, f'setup = ["{block}"]')[0]
+    with pytest.raises(UsageError, match="end of file: write a block in one line"):
+        load(tmp_path, 'setup = ["if true; then", "export X=block", "fi"]')
+    (tmp_path / "cut.sh").write_text("srun_options=(")
+    done = Kit(tmp_path)("--site-file", str(tmp_path / "cut.sh"), SLURM_JOB_ID="5")
+    assert done.returncode == 1 and "cut.sh is no shell code" in done.stderr
 
 
 def test_variables_that_a_site_sets(tmp_path: Path) -> None:

@@ -1,9 +1,12 @@
 """What reaches sbatch, and what a submission leaves on disk, with a fake sbatch."""
 
+import errno
 import os
 import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -18,8 +21,8 @@ from jobkit.launch.command import LaunchRequest
 from jobkit.launch.site import Site
 from jobkit.launch.slurm_cluster import max_array_size
 from jobkit.launch.slurm_options import Batch, make_batches
-from jobkit.outcome.state import RunState
-from jobkit.paths import read_json
+from jobkit.outcome.state import RunState, run_state
+from jobkit.paths import RunPaths, read_json
 from jobkit.spec.study import Study
 from support.place import script as executable
 
@@ -139,17 +142,24 @@ def test_what_slurm_took_stays_where_the_limit_of_jobs_is_reached(slurm: Path) -
     assert note.startswith("not submitted: 2 runs: sbatch rejected the job: ")
     assert not any(map(given.submission, left))
     assert not (slurm / "cancelled").exists()
-    with pytest.raises(UsageError, match="job submit limit"):
-        given.submit(left)  # there is still no place
+    jobs, still, note = given.submit(left)
+    assert (jobs, still) == ([], left) and note.startswith("not submitted: 2 runs: ")
     limit(slurm, 2)
     assert given.submit(left)[1:] == ((), "")
 
 
-def test_another_refusal_ends_what_was_submitted(slurm: Path) -> None:
-    limit(slurm, 3, "Invalid account or account/partition combination specified")
-    with pytest.raises(UsageError, match=r"Invalid account.*; jobs 7 were cancelled"):
+@pytest.mark.parametrize("full_disk", [False, True])
+def test_another_refusal_ends_what_was_submitted(slurm: Path, monkeypatch, full_disk: bool) -> None:
+    why, jobs = r"Invalid account.*; jobs 7", "7"
+    if full_disk:
+        why, jobs = r"No space left.*; jobs 7, 8", "7 8"
+        write = Mock(side_effect=[None] * 4 + [OSError(errno.ENOSPC, "No space left on device")])
+        monkeypatch.setattr(submit, "write_json", write)
+    else:
+        limit(slurm, 3, "Invalid account or account/partition combination specified")
+    with pytest.raises(UsageError, match=f"{why} were cancelled"):
         Given().submit()
-    assert (slurm / "cancelled").read_text() == "--state=PENDING 7\n7\n"
+    assert (slurm / "cancelled").read_text() == f"--state=PENDING {jobs}\n{jobs}\n"
     (slurm / "cancelled").unlink()
     slurm_cluster.cancel([])  # a filter without a job would cancel every job of the user that waits
     assert not (slurm / "cancelled").exists()
@@ -213,5 +223,16 @@ def test_what_a_job_runs(tmp_path, monkeypatch) -> None:
         monkeypatch.setattr(task, "Signals", lambda: None)
         monkeypatch.setattr(task, "run_state", lambda paths, s=status: s[paths.folder.name])
         monkeypatch.setenv("SLURM_RESTART_COUNT", str(requeued))
-        assert task.sweep_in_job([(str(tmp_path / name), ["true"]) for name in codes]) == bad
+        assert task.sweep_in_job([(str(tmp_path / name), ["true"]) for name in codes], 60) == bad
         assert "".join(call.args[0].name for call in run.call_args_list) == started
+
+
+def test_no_run_of_a_shared_job_takes_the_time_of_the_others(tmp_path, monkeypatch) -> None:
+    waits = SimpleNamespace(wait=lambda _: time.sleep(0.1) or [])
+    monkeypatch.setattr(task, "Signals", lambda: waits)
+    runs = [(str(tmp_path / "a"), ["sleep", "600"]), (str(tmp_path / "b"), ["true"])]
+    assert task.sweep_in_job(runs, 0.5) == 1
+    paths = RunPaths(tmp_path / "a")
+    assert "DUE TO TIME LIMIT of one run" in paths.log.read_text()
+    (paths.attempts / "0").mkdir(parents=True)
+    assert run_state(paths).status == "timeout"

@@ -2,7 +2,7 @@
 
 from jobkit.outcome import slurm_jobs
 from jobkit.outcome.slurm_jobs import Job, read_sacct, read_squeue
-from jobkit.outcome.state import RunState, join, merged
+from jobkit.outcome.state import RunState, join, merged, run_state
 from jobkit.paths import RunPaths, write_json
 
 
@@ -30,6 +30,16 @@ def test_elements_that_never_started_share_a_row(monkeypatch) -> None:
     assert told == {"37_0": "cancelled", "37_1": "cancelled"}
 
 
+def test_what_slurm_says_of_a_shared_job_is_of_the_run_at_work(tmp_path) -> None:
+    paths = RunPaths(tmp_path / "s" / "a")
+    paths.folder.mkdir(parents=True)
+    write_json(paths.submission, {"launcher": "slurm", "job_id": "5", "shared": True})
+    paths.scheduler_log.write_text("slurmstepd: error: *** CANCELLED AT x DUE TO TIME LIMIT ***\n")
+    assert run_state(paths).status == "pending"
+    (paths.attempts / "0").mkdir(parents=True)
+    assert run_state(paths).status == "timeout"
+
+
 def test_who_has_the_last_word() -> None:
     for own, state, shared, expected in [
         ("running", None, False, "running"),  # without a word from Slurm the files count
@@ -42,7 +52,7 @@ def test_who_has_the_last_word() -> None:
         ("pending", "NODE_FAIL", False, "node_fail"),
         ("pending", "RUNNING", True, "pending"),  # its turn has not come
         ("failed", "TIMEOUT", True, "failed"),  # another run's time ran out
-        ("pending", "TIMEOUT", True, "timeout"),
+        ("pending", "TIMEOUT", True, "missing"),  # its turn never came
         ("running", "SOMETHING_NEW", False, "running"),
         ("pending", "GONE", False, "missing"),
         ("running", "GONE", False, "failed"),
