@@ -1,6 +1,6 @@
-"""Training programs as users have them: plain torch, with the meter, of three libraries, and odd.
+"""Training programs as users have them: of plain torch, of three libraries, and odd ones.
 
-Each trains the same: 320 rows of 8 numbers for 2 epochs, in batches of 4 on each rank. The
+Each of torch trains the same: 320 rows of 8 numbers for 2 epochs, in batches of 4 on each rank. The
 libraries take two batches a step, and evaluate after each epoch.
 """
 
@@ -133,16 +133,7 @@ if os.environ["RANK"] == "0":
         print(f"iter {step}: loss 3.0, time {900 if step == 0 else ms:.2f}ms, mfu 30.00%")
 """
 
-# The second rank fails wherever there is one.
-CRASHES = """
-import os, sys, time
-if os.environ["RANK"] == "1":
-    sys.exit(3)
-time.sleep(0.5 if os.environ["WORLD_SIZE"] == "1" else 300)
-"""
-
 OF_TORCH = {
     "plain": PLAIN, "lightning": LIGHTNING, "transformers": TRANSFORMERS, "accelerate": ACCELERATE
 }  # fmt: skip
 PROGRAMS = {name: LEAVES + text for name, text in OF_TORCH.items()}
-PROGRAMS |= {"prints": PRINTS, "silent": "import time; time.sleep(0.5)", "crashes": CRASHES}

@@ -214,6 +214,9 @@ def test_a_run_whose_log_cannot_be_read_has_no_rate(tmp_path: Path, monkeypatch)
     assert [row["status"] for row in rows.values()] == ["ok", "ok"]
     assert pd.isna(rows[first]["throughput"]) and pd.notna(rows[other]["throughput"])
     assert f"{first}/train.log cannot be read: a link that leads out" in str(found.warnings())
+    plan.paths.run(other).log.write_text("a program that says nothing of its steps\n")
+    said = rows_of(collect("n"))[other]  # has that of its wall time
+    assert (said["throughput"], said["throughput_unit"]) == (3600 / 8, "runs/h")
     monkeypatch.setattr("jobkit.analysis.collect.records.closed", lambda _: "Permission denied")
     assert f"{other}/metrics cannot be read: Permission denied" in collect("n").warnings()
 
