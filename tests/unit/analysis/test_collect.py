@@ -126,14 +126,16 @@ def test_slurm_is_asked_after_all_jobs_at_once(tmp_path: Path, monkeypatch) -> N
 
 
 def test_a_folder_without_a_plan_is_collected() -> None:
+    """Each run by its spec.json or, without one, by what it wrote at its start."""
     plan = whole_study(strategies=("ddp",), gpus=(1, 2))
     plan.paths.plan.unlink()
     one, other = sorted(plan.runs)
     plan.paths.run(one).folder.rename(plan.paths.folder / "renamed")
-    results = collect(plan.paths.folder)
+    plan.paths.run(other).spec.unlink()
+    results = collect("s")
     assert sorted(results.runs["run_id"]) == sorted(["renamed", other]) and results.ok
     assert sorted(results.runs["world_size"]) == [1, 2] and len(results.epochs) == 6
-    assert {*results.runs["series"]} == {"ddp"}
+    assert {*results.runs["series"]} == {"ddp", f"{other} (settings unknown)"}
 
 
 def test_messages_are_counted_and_folders_that_the_plan_does_not_know_are_not_read() -> None:

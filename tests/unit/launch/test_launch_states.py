@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from jobkit.analysis.collect.results import collect
 from jobkit.launch import cancel, cli, launcher, status, view
 from jobkit.launch.command import LaunchRequest
 from jobkit.launch.states import States, progress, select
@@ -215,17 +214,6 @@ def test_status_lists_each_job_and_cancel_ends_none(single, capsys) -> None:
     assert {r["run_id"]: r["status"] == "ok" for r in runs} == {"done": True, "waits": False}
     assert cancel.main(["single"]) == 2
     assert "end one with scancel JOBID" in capsys.readouterr().err
-
-
-def test_single_jobs_are_collected(single: Path) -> None:
-    """Each by its spec.json or, without one, by what it wrote at its start."""
-    (single / "done").rename(single / "renamed")
-    FakeRun(single, "other", RunSpec(strategy="ddp", ranks_per_node=2)).begin().train(0, 1).end()
-    RunPaths(single / "other").spec.unlink()
-    results = collect("single")
-    sizes = dict(zip(results.runs["run_id"], results.runs["world_size"], strict=True))
-    assert sizes == {"renamed": 1, "other": 2}
-    assert results.ok and len(results.epochs) == 5
 
 
 def test_logs_that_exist_already_are_no_runs(capsys) -> None:
