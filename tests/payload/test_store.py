@@ -11,23 +11,14 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
 from jobkit.paths import RunPaths
 from jobkit.payload import checkpoint
 from jobkit.payload.batches import Progress
-from jobkit.payload.checkpoint import Checkpoint, Checkpoints, Corrupt, read_index
+from jobkit.payload.checkpoint import Checkpoints, Corrupt, read_index
 from jobkit.spec.runspec import RunSpec
 
-CPU = torch.device("cpu")
 TENSORS = {"w": torch.rand(30, 40), "b": torch.ones(2, dtype=torch.bfloat16)}
 DATA, MANIFEST = "__0_0.distcp", "manifest.json"
 
@@ -156,23 +147,8 @@ def test_what_is_not_whole_is_refused_and_not_run(alone, copy, monkeypatch, name
     assert Path("was-here").exists()  # elsewhere it would run
 
 
-@pytest.mark.parametrize(
-    ("ranks", "tensors", "padding"),
-    [(4, 10, 65 << 20), pytest.param(500, 1000, 0, marks=pytest.mark.long)],
-)
-def test_an_index_may_have_any_size(tmp_path: Path, ranks: int, tensors: int, padding: int) -> None:
+def test_an_index_may_have_any_size(tmp_path: Path) -> None:
     """500 ranks of FSDP with some 300 parameters under AdamW have half a million chunks."""
-    entries, places = {}, {}
-    rows = [torch.Size([row, 0]) for row in range(ranks)]
-    for name in (f"optim.layer{i}.exp_avg" for i in range(tensors)):
-        chunks = [ChunkStorageMetadata(row, torch.Size([1, 4])) for row in rows]
-        entries[name] = TensorStorageMetadata(TensorProperties(), torch.Size([ranks, 4]), chunks)
-        for rank, row in enumerate(rows):
-            places[MetadataIndex(name, row, rank)] = _StorageInfo(f"__{rank}_0.distcp", 16, 16)
-    index = Metadata(entries, bytes(padding), places, StorageMeta())
+    index = Metadata({}, bytes(65 << 20), {}, StorageMeta())
     (tmp_path / ".metadata").write_bytes(pickle.dumps(index))
-    found = Checkpoint(tmp_path, Progress(), {}, {}, 10, {}, read_index(tmp_path))
-    assert found.index.storage_data == index.storage_data
-    assert found.shapes == dict.fromkeys(
-        index.state_dict_metadata, (torch.Size([ranks, 4]), torch.float32)
-    )
+    assert read_index(tmp_path) == index
