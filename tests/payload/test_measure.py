@@ -28,19 +28,8 @@ RUN = [
 SLOW = """
 import os, time
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.nn.parallel import DistributedDataParallel
 
-def slow(state, bucket):
-    time.sleep(float(os.environ["SLEEP_S"]))
-    return allreduce_hook(state, bucket)
-
-if "SLEEP_S" in os.environ and os.environ["RANK"] == "1":  # ddp: one bucket, so once a step
-    init = DistributedDataParallel.__init__
-    def with_hook(self, *args, **kwargs):
-        init(self, *args, **kwargs)
-        self.register_comm_hook(None, slow)
-    DistributedDataParallel.__init__ = with_hook
+late_s = float(os.environ.get("SLEEP_S", 0)) * (os.environ["RANK"] == "1")
 
 class Model(nn.Module):
     def __init__(self):
@@ -50,18 +39,13 @@ class Model(nn.Module):
         self.layer = nn.Linear(3072, 10)
 
     def forward(self, x):
+        time.sleep(late_s * self.training)
         return self.layer(self.drop(self.norm(x)).flatten(1))
 """
 
 
-@pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("slow")
-    (folder / "slow_model.py").write_text(SLOW)
-    return folder
-
-
 def run(forge: Start, own: Path, ranks: int, *words: str, **env: str) -> Result:
+    (own / "slow_model.py").write_text(SLOW)
     return forge(ranks, *RUN, "--model", "slow_model:Model", *words, cwd=own, env=env)
 
 
