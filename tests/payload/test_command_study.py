@@ -9,6 +9,7 @@ import pytest
 
 from jobkit.analysis.collect.results import collect
 from jobkit.analysis.report.report import write_report
+from jobkit.paths import StudyPaths
 from jobkit.spec.study import Plan
 from support.place import ROOT
 from support.records import rows_of
@@ -37,12 +38,6 @@ scaling = "strong"
 """
 
 
-@pytest.fixture(autouse=True)
-def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "my logs"))
-    return tmp_path / "my logs"
-
-
 def bench(*words: str, cwd: Path = ROOT, script: str = "run_benchmarks.py") -> str:
     """What a script of the top level says, which succeeds."""
     argv = [sys.executable, str(ROOT / script), *words]
@@ -55,7 +50,7 @@ def rows(path: Path) -> list[dict[str, str]]:
     return sorted(rows_of(path), key=lambda row: int(row["world_size"]))
 
 
-def test_a_study_file_becomes_rows_that_are_ok(logs: Path, tmp_path: Path) -> None:
+def test_a_study_file_becomes_rows_that_are_ok(tmp_path: Path) -> None:
     program = tmp_path / "my programs" / "train it.py"
     program.parent.mkdir()
     program.with_name("beside.py").touch()
@@ -63,7 +58,7 @@ def test_a_study_file_becomes_rows_that_are_ok(logs: Path, tmp_path: Path) -> No
     file = tmp_path / "mine.toml"
     file.write_text(STUDY.format(python=sys.executable, program=program))
     bench("--site", "local", "--study", str(file))
-    plan = Plan.read(logs / "mine" / "plan.json")
+    plan = Plan.read(StudyPaths.named("mine").plan)
     for run_id, spec in plan.runs.items():
         seen = sorted((plan.paths.run(run_id).folder).glob("rank-*"))
         assert len(seen) == spec.world_size

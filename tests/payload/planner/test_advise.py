@@ -16,15 +16,11 @@ from jobkit.spec.traffic import seconds
 
 MLP = 1_707_274 * 4  # bytes of its parameters
 LINKS = links_of(network=10.0, link=100.0)
-FSDP = {"strategy": "fsdp", "ranks_per_node": 4}
+FSDP = {"strategy": "fsdp", "ranks_per_node": 4, "nodes": 2, "fsdp_hybrid_replicas": 2}
 PP = {"strategy": "pp", "ranks_per_node": 2, "global_batch_size": 512}
 TIMES = {
-    "two nodes: what crosses the network sets the pace": (
-        {"nodes": 2, "ranks_per_node": 4}, 2 * 7 / 8 * MLP / 10e9),
-    "gathers in bf16, the reduction in fp32": (
-        {**FSDP, "precision": "bf16", "accumulate": 3}, (3 / 2 + 1) * 3 / 4 * MLP / 100e9),
     "hybrid: a node inside, and the shards over the network": (
-        {**FSDP, "nodes": 2, "fsdp_hybrid_replicas": 2}, 1.5 * MLP / 100e9 + MLP / 10e9),
+        FSDP, 1.5 * MLP / 100e9 + MLP / 10e9),
     "512 images' 512 hidden numbers, and their gradients": (PP, 2 * 512 * 512 * 4 / 100e9),
 }  # fmt: skip
 

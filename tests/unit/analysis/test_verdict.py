@@ -18,7 +18,6 @@ from jobkit.errors import UsageError
 from support.measured_study import results_from, results_of, runs_of, step_fields
 
 SIZES = (1, 2, 4, 8)
-GPUS = r"(\d+) GPUs?"
 Change = Callable[[dict[str, Any]], Any]
 Parts = Callable[[int], tuple[float, float, float]]
 

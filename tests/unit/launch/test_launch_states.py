@@ -6,7 +6,6 @@ import re
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -191,20 +190,12 @@ def test_the_live_rate_is_that_of_the_table(monkeypatch, capsys) -> None:
     assert " ok 160 " in " ".join(capsys.readouterr().out.split())
 
 
-# Single jobs: a folder of runs without a plan.
-
-
-@pytest.fixture
-def single(monkeypatch: pytest.MonkeyPatch) -> Path:
+def test_status_lists_single_jobs_and_cancel_ends_none(monkeypatch, capsys) -> None:
+    """In a folder of runs without a plan."""
     monkeypatch.setenv("PATH", "/nonexistent")  # no Slurm to ask
-    folder = logs_root() / "single"
     spec = RunSpec(epochs=3, dataset="synthetic", train_samples=8192)
-    FakeRun(folder, "done", spec).begin().train(0, 1, 2).end()
-    return folder
-
-
-def test_status_lists_each_job_and_cancel_ends_none(single, capsys) -> None:
-    paths = RunPaths(single / "waits")
+    FakeRun(logs_root() / "single", "done", spec).begin().train(0, 1, 2).end()
+    paths = RunPaths(logs_root() / "single" / "waits")
     paths.folder.mkdir()
     words = {"command": ["python", "train.py"]}
     write_json(paths.spec, {"v": 1, "study": "single", "run_id": "waits", "spec": words})
