@@ -11,13 +11,14 @@ import pytest
 from jobkit.analysis.cli import collect_main, plot_main
 from jobkit.analysis.collect.results import Results, collect
 from jobkit.analysis.findings.verdict import verdict
+from jobkit.analysis.report.tables import proposal_table
 from jobkit.program.lines import encode
 from jobkit.spec.runspec import RunSpec
 from support.fake_study import FakeRun, make_plan, whole_run
 from support.refusals import refusal
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "t.py"\nValueError: no\n'
-NANOGPT = ["--pattern", "nanogpt", "--size", r"ranks=(?P<ranks>\d+)"]
+NANOGPT = ["--pattern", "nanogpt", "--size", r"ranks=(?P<ranks>\d+)", "--scaling", "strong"]
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +126,7 @@ def test_an_evaluation_is_in_no_rate_and_unknown_nodes_are_in_no_cost(capsys) ->
     assert re.search(r"\| 8 \| 1 of 1 .* \| - \|\n", table)
     assert re.search(r" 64 +- +2.00 ", capsys.readouterr().out)
     assert "collect with --gpus-per-node for node-hours" in table
-    assert "not known: repeat run, or collect --logs, with --scaling; what is ok does" in table
+    assert "Strong scaling" in table
     for log in Path().glob("n?*.log"):
         log.unlink()
     always = "ranks=1\n" + "".join(wait.format(10 * n) for n in range(9))
@@ -193,11 +194,16 @@ def test_ranks_of_which_one_counted_are_compared_in_steps() -> None:
     found = collected(gpu1=meter(1), gpu4=meter(4))
     assert list(found.runs["throughput"]) == pytest.approx([6.4, 6.4])
     assert set(found.runs["throughput_unit"]) == {"steps/s"}
+    assert [w for w in found.warnings() if "not compared: steps/s do not say" in w]
+    assert not [size.efficiency for size in found.sizes if size.efficiency]
+    found = collected("--scaling", "strong")
     assert not [w for w in found.warnings() if "not compared" in w]
     assert verdict(found, "GPUs")[-1] == "All 2 runs ok."
     found = collected("--unit", "tokens", "--work-per-step", "4096")
     assert list(found.runs["throughput"]) == pytest.approx([6.4 * 4096] * 2)
     assert set(found.runs["throughput_unit"]) == {"tokens/s"}
+    known = "is not known: repeat run, or collect --logs, with --scaling; what is ok does not run"
+    assert known in proposal_table(found, "GPUs").notes[0]
 
 
 def test_a_rate_that_each_rank_prints_is_of_one_or_of_all_and_not_compared() -> None:

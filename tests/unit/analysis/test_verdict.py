@@ -410,8 +410,8 @@ def test_steps_of_unknown_work_are_not_compared() -> None:
     rows = runs_of({"train": {1: [10.0, 10.1], 2: [9.9, 10.0]}}, None)
     rows = [row | {"throughput_unit": "steps/s", "strategy": "train"} for row in rows]
     said = verdict(results_from(frame(rows, RESULTS)), "ranks")
-    first = "Steps/s do not say whether a step's work grows with the ranks: state --scaling weak or"
-    assert said[0].startswith(f"{first} strong. Until then nothing can be requested")
+    first = "Nothing can be requested: not compared: steps/s do not say whether a step's work grows"
+    assert said[0] == f"{first} with the ranks: state --scaling weak or strong."
     weak = [steps_of_ranks(row | {"scaling": "weak"}) for row in rows]
     of_ranks = results_from(frame(weak, RESULTS))
     assert len(project_table(of_ranks, "1e6 rank-steps", 1, "ranks").rows) == 2

@@ -57,7 +57,8 @@ def breakdown(whys: Sequence[Record], windows: Iterable[Record] = ()) -> Row:
     in_turn = float((usual.mean(axis=0) - waits.min(axis=0)).mean())
     waiting = min(float(waits.mean()), communication)
     total = iteration + slow_s + more_data_s
-    if len(ranks) == 1:  # no other rank can be slow, and what is useful includes it
+    alone = len(ranks) == 1 or not communication  # nobody waits for a slow one, so that is useful
+    if alone:
         host += slow_s
     else:
         communication, waiting = communication + slow_s, waiting + slow_s
@@ -68,7 +69,7 @@ def breakdown(whys: Sequence[Record], windows: Iterable[Record] = ()) -> Row:
         useful = means[:, _COMPUTE] + means[:, _HOST] - slower
         longest = busiest = max(longest, float(useful[late].max()))
     busiest = min(busiest + data + more_data_s, total)
-    random = min(in_turn + slow_s, total - busiest) if len(ranks) > 1 else 0.0
+    random = 0.0 if alone else min(in_turn + slow_s, total - busiest)
     row: Row = {"compute_s": compute, "communication_s": communication, "waiting_s": waiting}
     row |= {"data_wait_s": data + more_data_s, "host_s": host, "iteration_s": total}
     row |= {"last_rank_wait_s": max(0.0, iteration - wall), "useful_max_s": min(longest, total)}

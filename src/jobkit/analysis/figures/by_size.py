@@ -89,7 +89,7 @@ def size_figure(results: Results, name: str, forecasts: Sequence[Forecast] = ())
             hollow = look[series] | {"ls": "", "mfc": "none", "label": style.ON_MORE}
             for size in (s for s in values if s.series == series and s not in line):
                 panel_axes.plot(size.devices or 0, median(values[size]), **hollow)
-            if panel.ideal and len(line) > 1:
+            if panel.ideal and len(line) > 1 and not line[0].note:
                 first, smallest = line[0], line[0].devices or 1
                 # What is relative to a base has a known ideal, also where the base is another
                 # series. The line ends at the largest size that was planned.

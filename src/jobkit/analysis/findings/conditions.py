@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.collect.steps import IN_STEPS, WITH_START
+from jobkit.analysis.collect.steps import WITH_START
 from jobkit.analysis.collect.why import busy_clause
 from jobkit.analysis.findings.causes import base_of, differences, median_of, rows_of, values_of
 from jobkit.analysis.scaling.sizes import Size, where
@@ -72,31 +72,17 @@ def caveats(results: Results, unit: str, request: Size | None = None) -> list[Ca
     ]
 
 
-def unusable(results: Results) -> bool:
-    """Whether rates say nothing: most runs on CPUs beside other programs, or steps of any work."""
-    return _unknown_work(results) or disturbed(results)
-
-
 def disturbed(results: Results) -> bool:
-    """Whether other programs had so much of the cores that no cause is certain either."""
+    """Whether most runs were on CPUs beside other programs: no rate or cause is certain then."""
     rows = [results.rows[run] for size in results.sizes for run in size.ok_runs]
     rows = [row for row in rows if row.get("device_type") == "cpu"]
     return (median_of(rows, "other_load_mean") or 0.0) > _DISTURBED
-
-
-def _unknown_work(results: Results) -> bool:
-    """Whether sizes are compared by their steps, whose work may grow with the ranks or not."""
-    compared = [s for s in results.sizes if s.efficiency and not s.is_base]
-    return any(s.scaling is None and s.throughput_unit == IN_STEPS for s in compared)
 
 
 def _before_all(results: Results, compared: Sequence[Size], unit: str) -> Iterator[Caveat]:
     """A machine that others used, copies, data that all sizes wait for, and GPUs that are idle."""
     if busy := busy_clause(results.rows[run] for size in results.sizes for run in size.ok_runs):
         yield Caveat(busy, doubts=True, first=True)
-    if _unknown_work(results):
-        text = "steps/s do not say whether a step's work grows with the ranks"
-        yield Caveat(f"{text}: state --scaling weak or strong", doubts=True, first=True)
     copied = [r for r in results.rows.values() if r.get("ranks_together") == "none"]
     if copied := [row for row in copied if row["status"] == "ok"]:
         who = "the {world_size} ranks of {series} are copies".format_map(copied[-1])

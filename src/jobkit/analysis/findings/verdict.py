@@ -18,7 +18,6 @@ from jobkit.analysis.findings.conditions import (
     differ,
     disturbed,
     failure,
-    unusable,
 )
 from jobkit.analysis.scaling import MIN_EFFICIENCY
 from jobkit.analysis.scaling.scaling import (
@@ -95,7 +94,7 @@ def verdict(results: Results, unit: str, least: float = MIN_EFFICIENCY) -> list[
 def request_of(results: Results, least: float = MIN_EFFICIENCY) -> Size | None:
     """The size to request, of the kind of scaling that was measured first."""
     sizes = [s for s in first_kind(results.sizes, ranked=True) if s.throughput is not None]
-    return None if unusable(results) else _size_to_request(sizes, least)
+    return None if disturbed(results) else _size_to_request(sizes, least)
 
 
 def first_kind(sizes: Sequence[Size], *, ranked: bool = False) -> list[Size]:
@@ -152,7 +151,7 @@ def _request(
     results: Results, sizes: Sequence[Size], unit: str, least: float
 ) -> tuple[str, list[Caveat]]:
     """What to request, without a full stop, and the caveats that follow it."""
-    if unusable(results):
+    if disturbed(results):
         return "Until then nothing can be requested", caveats(results, unit)
     size = _size_to_request(sizes, least)
     doubts = caveats(results, unit, size)
@@ -257,7 +256,7 @@ def _limits(results: Results, measured: Sequence[Size], unit: str, least: float)
         verb = "seems to stay" if unsure else "stays"
         return f"Efficiency {verb} above {100 * least:g}% up to {text}{on_more}."
     verb = "seems to fall" if unsure else "falls"
-    cause = "" if unusable(results) else cause_of(results, own)
+    cause = "" if disturbed(results) else cause_of(results, own)
     if disturbed(results):
         cause = f"; no cause is named while other programs use the cores{late_of(results, own)}"
     return f"Efficiency {verb} below {100 * least:g}% at {text}{cause}{on_more}."

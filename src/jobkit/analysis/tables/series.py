@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from jobkit.analysis.collect.steps import IN_STEPS
 from jobkit.spec.command import COMMAND_LINE, PlannedRun
 
 # Values that need no name; others are shown as setting=value.
@@ -17,6 +18,10 @@ COPIES = (
     "{} copies: nothing shows that the ranks worked together (no process group, no connection, no "
     "shared memory); give it DDP, or start it with its own launcher (--launcher once), or "
     "state --together"
+)
+UNKNOWN_WORK = (
+    f"{IN_STEPS} do not say whether a step's work grows with the ranks: state --scaling weak or "
+    "strong"
 )
 _BATCH = {"strong": "global_batch_size", "weak": "batch_size_per_rank"}
 
@@ -73,6 +78,9 @@ def faults(runs: pd.DataFrame) -> dict[str, str]:
             values = group[name].dropna().unique()
             if len(values) > 1:
                 reasons[str(series)] = f"{name} differs ({', '.join(sorted(map(str, values)))})"
+        in_steps = {*group["throughput_unit"].dropna()} == {IN_STEPS}
+        if in_steps and group["scaling"].isna().all() and group["world_size"].nunique() > 1:
+            reasons[str(series)] = UNKNOWN_WORK
         copies = group.loc[group["ranks_together"] == "none", "world_size"]
         if not copies.empty:
             reasons[str(series)] = COPIES.format(int(copies.max()))
