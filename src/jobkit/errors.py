@@ -119,7 +119,8 @@ def at_least(
             what = "a whole number" if kind is int else "a number"
             bound = f" over {low:g}" if over else f", {low:g} or more"
             most = f", at most {high:g}" if high < 10**15 else ""
-            raise argparse.ArgumentTypeError(f"'{text}': must be {what}{bound}{most}")
+            hint = "; separate numbers by spaces" * bool(re.fullmatch(r"\d+(,\d+)+", text))
+            raise argparse.ArgumentTypeError(f"'{text}': must be {what}{bound}{most}{hint}")
         return kind(value)
 
     return convert

@@ -94,6 +94,8 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
     if logs:
         study = logs_folder(args.name, sys.argv[1:] if argv is None else argv)
     results = collect(study, accuracy=args.accuracy, logs=logs, out=args.out)
+    least, at = args.min_efficiency, args.at
+    missed, unsure = check_efficiency(results.sizes, least, at) if at else ([], [])
     if args.json:
         print(as_json(results))
     else:
@@ -103,8 +105,6 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
         if results.runs["throughput"].notna().any():
             follow = ["next:", "jobkit", "plot", short_path(results.folder)]
             print(shlex.join(follow + (["--out", short_path(results.out)] if results.out else [])))
-    least, at = args.min_efficiency, args.at
-    missed, unsure = check_efficiency(results.sizes, least, at) if at else ([], [])
     lines = [f"threshold not met: {line}" for line in missed]
     for line in lines + [f"threshold undecided: {line}" for line in unsure]:
         print(line, file=sys.stderr)

@@ -157,7 +157,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     other = read_table(kept, RESULTS) if kept else studies[1].runs
     compared, remarks = compare(studies[0].runs, other, args.tolerance / 100)
     if not compared:
-        raise UsageError(f"no size that both have measured ({'; '.join(remarks) or 'no rates'})")
+        why = "; ".join(remarks) or "no rates"
+        fix = "collect with --scaling where it says ?: " * ("(?" in why)
+        raise UsageError(f"no size that both have measured: {fix}{why}")
     for line in (*outdated, *remarks, *(c.line() for c in compared)):
         print(line)
     sizes = [c for c in compared if c.name != _WHOLE]

@@ -9,7 +9,7 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, product
 from typing import NamedTuple
 
 from jobkit.errors import Exit, Parser, UsageError, command
@@ -155,8 +155,7 @@ def _judged(block: Sequence[tuple[int, list[str]]]) -> Iterator[Verdict]:
             most = max((n.high for n in numbers if n), default=0.0)
             role = "speed_up" if most > 1.2 else "efficiency"
         if role and any(numbers):
-            words = {*re.findall(r"[a-z]+\d*", head.lower())}
-            columns.append(Column(role, head, words, numbers))
+            columns.append(Column(role, head, {*re.findall(r"[a-z]+\d*", head.lower())}, numbers))
         elif any(re.search("[a-z]", re.sub(" of ", "", t), re.I) and not number(t) for t in texts):
             filled: Iterator[str] = accumulate(texts, lambda last, t: t or last)  # empty: as above
             series = [f"{s} {t.lower()}" for s, t in zip(series, filled, strict=True)]
@@ -169,21 +168,24 @@ def _judged(block: Sequence[tuple[int, list[str]]]) -> Iterator[Verdict]:
         places = {(s, n and n.low) for s, n in zip(series, size.numbers, strict=True)}
         if len(places) < len(series):
             series = [f"{s} {t}" for s, t in zip(series, texts, strict=True)]
-    for claims in (column for column in columns if column.role in _CLAIMS):
+    for claims, name in product([c for c in columns if c.role in _CLAIMS], dict.fromkeys(series)):
         evidence, (unit, one) = _evidence(columns, claims), _CLAIMS[claims.role]
-        for row, claim in ((i, claim) for i, claim in enumerate(claims.numbers) if claim):
-            same = [i for i, name in enumerate(series) if name == series[row]]
-            base = min(same, key=lambda i: getattr(size.numbers[i], "low", 1e99))
-            found = [n for c in evidence for n in _readings(size, claims, c, same, row)]
+        same = [i for i, other in enumerate(series) if other == name]
+        base = min(same, key=lambda i: getattr(size.numbers[i], "low", 1e99))
+        # Whether the work grew with the ranks is not said: it did in all of these rows, or in none.
+        tried: list[list[Verdict]] = [[], []]
+        said_of = [(i, claim) for i in same if (claim := claims.numbers[i])]
+        for grew, (row, claim) in product((0, 1), said_of):
+            found = [n for c in evidence if (n := _reading(size, claims, c, same, row, grew))]
             said = claim.text + unit * claim.text[-1].isdigit()
-            if found:  # of two readings the one that the claim is nearest to
+            if found:  # by a time and by a rate; a value may be rounded or cut
                 near = min(found, key=lambda n: abs(n.middle - claim.middle))
-                # A value may be rounded or cut.
                 low, high = claim.low, (claim.high + (claim.high - claim.low) / 2) * (1 + 1e-9)
                 meets = any(low <= n.high * (1 + 1e-9) and n.low <= high for n in found)
-                yield Verdict(body[row][0], said, meets, near.text)
+                tried[grew].append(Verdict(body[row][0], said, meets, near.text))
             elif row != base or not claim.low <= one <= claim.high:  # else it claims nothing
-                yield Verdict(body[row][0], said, None, _UNJUDGED)
+                tried[grew].append(Verdict(body[row][0], said, None, _UNJUDGED))
+        yield from max(tried, key=lambda found: sum(v.follows is True for v in found))
 
 
 def _evidence(columns: Sequence[Column], claim: Column) -> list[Column]:
@@ -199,33 +201,32 @@ def _evidence(columns: Sequence[Column], claim: Column) -> list[Column]:
     return evidence
 
 
-def _readings(
-    sizes: Column, claims: Column, column: Column, same: Sequence[int], row: int
-) -> Iterator[Number]:
-    """The values of a row's claim by times or rates; none without its base in the same rows."""
+def _reading(
+    sizes: Column, claims: Column, column: Column, same: Sequence[int], row: int, grew: int
+) -> Number | None:
+    """The value of a row's claim by times or rates; None without its base in the same rows."""
     unit, one = _CLAIMS[claims.role]
     pairs = ((i, sizes.numbers[i], column.numbers[i]) for i in same)
     known = {i: (n.middle, x) for i, n, x in pairs if n and x and n.low > 0 and x.low > 0}
     least = min((n for n, _ in known.values()), default=0.0)
     bases = [i for i, (n, _) in known.items() if n == least]
     if row not in known or row in bases or len(bases) > 1:
-        return
+        return None
     if (own := claims.numbers[bases[0]]) and not own.low <= one <= own.high:
-        return  # relative to a run that is not in its table
+        return None  # relative to a run that is not in its table
     (at, this), base = known[row], known[bases[0]][1]
     up, down = (base, this) if column.role == "time" else (this, base)
-    # Whether the work grew with the ranks: a time or a rate of steps may be of strong or of weak
-    # scaling, and a right claim meets one of the two.
-    either = column.role == "time" or re.search(_PER_STEP, column.head, re.I)
-    grows = (False, True) if either else (bool(re.search(_PER_RANK, column.head, re.I)),)
+    if column.role != "time" and not re.search(_PER_STEP, column.head, re.I):  # a rate of work
+        grew = bool(re.search(_PER_RANK, column.head, re.I))
+    elif grew and up.middle > 1.1 * down.middle:
+        return None  # more work takes no less time
     grown, is_share = at / least, claims.role == "efficiency"
-    for more in grows:
-        factor = (grown if more else 1.0) * (100 / grown if is_share else 1)
-        low, high = factor * up.low / down.high, factor * up.high / down.low
-        middle = (low + high) / 2
-        how = f"{up.text} / {down.text}" + f" x {grown:g}" * more + f" / {grown:g}" * is_share
-        how += f" = {middle:.4g}{unit} [{low:.4g}, {high:.4g}]"
-        yield Number(how, low, middle, high)
+    factor = (grown if grew else 1.0) * (100 / grown if is_share else 1)
+    low, high = factor * up.low / down.high, factor * up.high / down.low
+    middle = factor * up.middle / down.middle
+    how = f"{up.text} / {down.text}" + f" x {grown:g}" * grew + f" / {grown:g}" * is_share
+    how += f" = {middle:.4g}{unit} [{low:.4g}, {high:.4g}]"
+    return Number(how, low, middle, high)
 
 
 @command
@@ -239,10 +240,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         verdicts = check(read_text(file))
     except (OSError, UnicodeDecodeError, UsageError, csv.Error) as error:
         raise UsageError(f"{file}: {getattr(error, 'strerror', None) or error}") from None
-    for v in verdicts:
-        if not v.follows:
-            verb = "is not judged" if v.follows is None else "does not follow"
-            print(f"line {v.line}: {v.said} {verb}: {v.how}")
+    for v in sorted((v for v in verdicts if not v.follows), key=lambda v: v.line):
+        verb = "is not judged" if v.follows is None else "does not follow"
+        print(f"line {v.line}: {v.said} {verb}: {v.how}")
     judged = [v.follows for v in verdicts if v.follows is not None]
     if not judged:
         raise UsageError(f"{file}: nothing to check: no table with a claim that can be judged")

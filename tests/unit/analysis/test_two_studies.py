@@ -100,7 +100,7 @@ def test_the_command_is_a_gate_also_by_a_kept_table(capsys) -> None:
     assert main(["old", str(faster), "--tolerance", "100"]) == 2
     faster.write_text("a,b\n1,2\n")
     assert main(["old", str(faster)]) == 2
-    assert "no size that both have measured (" in capsys.readouterr().err
+    assert "no size that both have measured: " in capsys.readouterr().err
 
 
 def test_a_series_of_two_commits_is_named_first() -> None:

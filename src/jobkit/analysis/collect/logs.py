@@ -11,8 +11,9 @@ from typing import Any
 
 from jobkit.analysis.collect.records import RunRecords, read_log
 from jobkit.analysis.collect.rows import observed_of, of_tables, result_row
-from jobkit.analysis.collect.steps import IN_STEPS, Observed
+from jobkit.analysis.collect.steps import Observed
 from jobkit.analysis.tables.frames import Row
+from jobkit.analysis.tables.series import IN_STEPS
 from jobkit.errors import UsageError
 from jobkit.files import open_regular
 from jobkit.metric.pattern import Pattern

@@ -16,7 +16,6 @@ from typing import Any
 from jobkit.analysis.collect.lines import METRIC_LINES, matches, observed_lines, observed_metrics
 from jobkit.analysis.collect.records import RunRecords
 from jobkit.analysis.collect.steps import (
-    IN_STEPS,
     WITH_START,
     Observed,
     observed_windows,
@@ -28,6 +27,7 @@ from jobkit.analysis.collect.why import breakdown
 from jobkit.analysis.scaling.sizes import IMAGES, RUNS
 from jobkit.analysis.tables.columns import RESULTS
 from jobkit.analysis.tables.frames import Row
+from jobkit.analysis.tables.series import IN_STEPS
 from jobkit.analysis.tables.text import counted
 from jobkit.files import open_regular
 from jobkit.metric.kinds import COMMON, Record, epoch_of, number

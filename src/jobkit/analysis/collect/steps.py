@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jobkit.analysis.tables.frames import Row
+from jobkit.analysis.tables.series import IN_STEPS
 from jobkit.metric.kinds import Record, number
 
 MAX_ROWS = 1000  # of one run in steps.csv or samples.csv
 WITH_START = "start-up included"  # what a source says whose rates are of whole runs
-IN_STEPS = "steps/s"  # the unit of a rate whose work is not known
 NO_UNIT = "units"  # of work that is counted or stated without a unit
 
 

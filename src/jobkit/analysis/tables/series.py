@@ -6,7 +6,6 @@ from typing import Any
 
 import pandas as pd
 
-from jobkit.analysis.collect.steps import IN_STEPS
 from jobkit.spec.command import COMMAND_LINE, PlannedRun
 
 # Values that need no name; others are shown as setting=value.
@@ -19,6 +18,7 @@ COPIES = (
     "shared memory); give it DDP, or start it with its own launcher (--launcher once), or "
     "state --together"
 )
+IN_STEPS = "steps/s"  # the unit of a rate whose work is not known
 UNKNOWN_WORK = (
     f"{IN_STEPS} do not say whether a step's work grows with the ranks: state --scaling weak or "
     "strong"
