@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 from jobkit import __version__, entry
 
-# What a person wants: {name: (module, function, what it does)}. A module is imported when its
-# command is called.
+# What a person wants: {name: (module, function, what it does)}. A call imports its module alone.
 GROUPS = {
     "use: measure how a training scales": {
         "prepare": ("jobkit.data.prepare", "main", "download or convert a dataset"),

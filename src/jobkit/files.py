@@ -57,8 +57,7 @@ def _is_within(handle: int, folder: Path) -> bool:
 def append_to(path: str | Path) -> io.FileIO:
     """Open a file to append to, unbuffered; it is made where it is absent.
 
-    Raises OSError for a link, as what is written would end up elsewhere, and for what is no regular
-    file.
+    Raises OSError for a link, through which one writes elsewhere, and for what is no regular file.
     """
     return _open(path, "ab", os.O_NOFOLLOW)
 
@@ -99,8 +98,7 @@ def closed(folder: Path) -> str:
 def read_regular(path: str | Path, max_bytes: int = MAX_TEXT, follow: bool = True) -> bytes:
     """The bytes of a regular file. Raises OSError for all else, or where it is larger.
 
-    follow: a link to one is read too. In a study that somebody handed over it could lead to any
-    file of this user's.
+    follow: a link to one is read too; in another's study it could lead to any file of this user's.
     """
     with open_regular(path, max_bytes, follow=follow) as file:
         return file.read()

@@ -57,8 +57,7 @@ def count_gpus(environ: Mapping[str, str] = os.environ) -> int:
         if names := {match[1] or match[2] for match in matches if match}:
             # CUDA shows a process one instance only of GPUs that are partitioned (MIG).
             count = 1 if "MIG" in names else len(names)
-            chosen = (_chosen(environ.get(name), count) for name in vendor.visible)
-            return min(count, *chosen)
+            return min(count, *(_chosen(environ.get(name), count) for name in vendor.visible))
     return 0
 
 

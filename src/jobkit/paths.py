@@ -53,8 +53,7 @@ def logs_root() -> Path:
     if given := os.environ.get("JOBKIT_LOGS"):
         return Path(given)
     here = Path.cwd()
-    within = not INSTALLED and here.is_relative_to(REPOSITORY)
-    return (REPOSITORY if within else here) / "logs"
+    return (REPOSITORY if not INSTALLED and here.is_relative_to(REPOSITORY) else here) / "logs"
 
 
 def cache_root() -> Path:

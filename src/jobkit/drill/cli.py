@@ -116,8 +116,7 @@ def program_of(args: argparse.Namespace, words: Sequence[str]) -> Program:
     if args.device:
         raise UsageError("--device is of jobkit's own training, not of a command")
     # From the start to the fault, from there to the end, and as long again.
-    minutes = max(10, math.ceil(3 * args.patience / 60))
-    return Program(words=tuple(words[1:]), minutes=minutes)
+    return Program(words=tuple(words[1:]), minutes=max(10, math.ceil(3 * args.patience / 60)))
 
 
 def place_of(args: argparse.Namespace) -> Place:

@@ -173,8 +173,7 @@ class SlurmStart(Started):
     def accounted(self) -> slurm_jobs.Job | None:
         """None also where it was requeued at its own request."""
         words = ["sacct", "-D", "-X", "-P", "-n", "-j", self.job_id, "-o", slurm_jobs.SACCT]
-        shown = slurm(words).stdout
-        job = slurm_jobs.read_sacct(shown.partition("\n")[0]).get(self.job_id)
+        job = slurm_jobs.read_sacct(slurm(words).stdout.partition("\n")[0]).get(self.job_id)
         return job if job and job.status not in ("pending", "running") else None
 
 

@@ -284,8 +284,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
 def _fit_here(study: Study) -> tuple[Study, list[str]]:
     """The study without its sizes beyond this machine's GPUs, or else its cores, and a note."""
     gpus = 0 if study.settings.get("device") == "cpu" else count_gpus()
-    cores = len(os.sched_getaffinity(0))
-    limit, what = (gpus, "GPU") if gpus else (cores, "core")
+    limit, what = (gpus, "GPU") if gpus else (len(os.sched_getaffinity(0)), "core")
     pairs = zip(study.gpus, study.sizes(), strict=True)
     fitting = tuple(n for n, (_, ranks) in pairs if ranks <= limit)
     if not fitting or fitting == study.gpus:

@@ -202,9 +202,8 @@ def to_kubernetes(
     template, texts = read_template(options.template or TEMPLATE), {}
     for run_id, spec in plan.runs.items():
         if spec.nodes > 1 and getattr(spec, "launcher", None) == "once":
-            take = "take srun or torchrun, or sizes of one node"
             what = f"--launcher once on {spec.nodes} nodes: it starts the command in one pod only"
-            raise UsageError(f"{what}: {take}")
+            raise UsageError(f"{what}: take srun or torchrun, or sizes of one node")
         if options.gpu_resource != "none" and spec.whole_node:
             # Its pod would get one GPU, of all that it is to drive.
             what = "dp drives all GPUs of a node, of which --to kubernetes knows no number"

@@ -166,8 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Read the order from standard input, acknowledge it, and run it."""
     study, order = StudyPaths(Path((argv or sys.argv)[-1])), json.load(sys.stdin)
     signals = Signals()
-    # What starts a run leaves it in job.json: clocks may jump, and no time tells which launcher
-    # a run belongs to.
+    # What starts a run leaves it in job.json: clocks may jump, so no time tells whose a run is.
     key = os.environ["JOBKIT_ORDER"] = secrets.token_hex(8)
     record = {"v": 1, **identify(os.getpid()), "started": time.time(), "key": key}
     with held(study):

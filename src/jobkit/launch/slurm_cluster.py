@@ -29,8 +29,7 @@ _MAX_ARRAY_SIZE = 1001  # Slurm's default
 def find_site(name: str | None) -> Site | None:
     """The named site, else this cluster's; None: this machine, without Slurm.
 
-    Raises UsageError where Slurm is installed here, is to say which cluster it is of, and does
-    not answer.
+    Raises UsageError where Slurm is here, is to say which cluster it is of, and does not answer.
     """
     here = shutil.which("sbatch") is not None
     if name == "local" or (name is None and not here):

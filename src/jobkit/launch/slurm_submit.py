@@ -37,8 +37,7 @@ class Executor(SlurmExecutor):
     submitit's Executor leaves to each kind of executor. The script's text is submitit's own.
     """
 
-    def __init__(self, folder: Path, batch: Batch, taken: list[str] | None = None) -> None:
-        """taken: gets the id of each job as soon as Slurm has it."""
+    def __init__(self, folder: Path, batch: Batch, taken: list[str]) -> None:
         super().__init__(folder)
         more = dict(batch.options)
         # All are additional parameters: with its own ones for nodes and tasks, submitit would wait
@@ -51,7 +50,8 @@ class Executor(SlurmExecutor):
             array_parallelism=batch.at_once or 1000,
             stderr_to_stdout=True,
         )
-        self._batch, self._taken = batch, [] if taken is None else taken
+        self._batch = batch
+        self._taken = taken  # gets the id of each job as soon as Slurm has it
 
     @classmethod
     def affinity(cls) -> int:
@@ -86,7 +86,7 @@ class Executor(SlurmExecutor):
 
 def script(batch: Batch, folder: Path) -> str:
     """The batch script of an array, byte for byte as it is submitted."""
-    return Executor(folder, batch).script(1 if batch.whole else len(batch.run_ids))
+    return Executor(folder, batch, []).script(1 if batch.whole else len(batch.run_ids))
 
 
 def check(study: StudyPaths, batches: Sequence[Batch]) -> None:
@@ -116,9 +116,8 @@ def submit(
 ) -> tuple[list[str], tuple[str, ...], str]:
     """Submit everything; return the ids of the arrays, the runs that are left, and why.
 
-    One sbatch per array; an array for which the limit of submitted jobs leaves too little room is
-    cut, and what was taken stays. Any other refusal is a UsageError, after what was submitted is
-    cancelled.
+    One sbatch per array; one for which the limit of submitted jobs leaves too little room is cut,
+    and what was taken stays. Any other failure cancels what was submitted, and is a UsageError.
     """
     jobs: list[str] = []
     waiting = list(batches)

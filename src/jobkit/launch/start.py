@@ -251,8 +251,8 @@ def step_environment(env: dict[str, str], whole_node: bool = False) -> dict[str,
     copies by NVLink, and the ranks take theirs by local rank. run.sh's header asks for 4 on a node,
     whatever sbatch's --gres said.
     """
-    unwanted = {"SLURM_TRES_PER_TASK", "SLURM_NTASKS_PER_GPU"}
-    unwanted |= {"SLURM_EXPORT_ENV"}  # of sbatch: ranks have what the site and run.sh have set
+    # EXPORT_ENV, of sbatch, would keep from the ranks what the site and run.sh have set.
+    unwanted = {"SLURM_TRES_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_EXPORT_ENV"}
     unwanted |= {f"SLURM_GPUS{of}" for of in ("", "_PER_NODE", "_PER_SOCKET", "_PER_TASK")}
     if whole_node:
         unwanted |= {"SLURM_CPUS_PER_TASK"}
@@ -334,8 +334,7 @@ def step_port() -> int:
     """A port for a step's ranks, outside the range from which the system takes ports for itself."""
     low, high = 32768, 60999
     with contextlib.suppress(OSError):
-        text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
-        low, high = map(int, text.split())
+        low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     count = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
     seed = int(os.environ["SLURM_JOB_ID"]) * 31 + count * 7919 + os.getpid() * 101
     below, above = range(10000, max(low, 10000)), range(min(high, 65535) + 1, 65536)

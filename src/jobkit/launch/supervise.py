@@ -321,9 +321,8 @@ def prepare_allocation(run: Run) -> None:
         text = f"{share} core{'s' * (share != 1)} for each rank on a GPU: ask for more"
         say("warning", f"{text}, as sbatch --cpus-per-task=8 run.sh")
     shown = slurm_jobs.output(["squeue", "-h", "-j", job_id, "-o", "%A|%h"]) or ""
-    # The counter of a node's energy counts what every job there uses: the ranks read it where no
-    # other job can be, which they cannot see themselves. Of an array's last element squeue shows
-    # all elements.
+    # A node's counter of energy counts what every job there uses: the ranks read it where no other
+    # job can be, which they cannot see. Of an array's last element squeue shows all elements.
     environ.pop("JOBKIT_NODE_ALONE", None)
     if f"{job_id}|NO" in shown.split():
         environ["JOBKIT_NODE_ALONE"] = "1"

@@ -50,21 +50,20 @@ def _run(folder: Path, command: list[str], signals: Signals, limit_s: float) -> 
     """Run one command; return its exit code, and whether a signal requested the end of all."""
     children, stopped = Children(LIMIT_S), False
     environ = _environment(folder)
+    end_at = time.monotonic() + limit_s
     with append_to(RunPaths(folder).log) as log:
         children.start(command, environ, session=False, output=log)
-    end_at = time.monotonic() + limit_s
-    while not children.poll():
-        if time.monotonic() > end_at:
-            end_at, text = math.inf, f"CANCELLED AT {limit_s:.0f} s DUE TO TIME LIMIT of one run"
-            with append_to(RunPaths(folder).log) as log:
+        while not children.poll():
+            if time.monotonic() > end_at:
+                end_at, text = math.inf, f"CANCELLED AT {limit_s:.0f} s DUE TO TIME LIMIT of a run"
                 log.write(f"[jobkit] {text}\n".encode())
-            children.end()
-        for signum in signals.wait(0.25):
-            if signum in END_SIGNALS:
-                stopped = True
                 children.end()
-            else:
-                children.send(signum)
+            for signum in signals.wait(0.25):
+                if signum in END_SIGNALS:
+                    stopped = True
+                    children.end()
+                else:
+                    children.send(signum)
     return children.codes()[0] or 0, stopped
 
 

@@ -29,7 +29,6 @@ OPERATIONS = {
     "all_to_all": "the buffer of a rank: its parts for all ranks",
     "sendrecv": "what each of two ranks sends to the other, both at once",
 }
-SCOPES = ("all", "intra_node", "inter_node")  # all ranks, or two of one node, or of two nodes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +36,7 @@ class Sample:
     """One operation at one size: a row of comm.csv. KINDS["comm"] says what each column means."""
 
     operation: str
-    scope: str  # of SCOPES
+    scope: str  # all ranks, or two of one node (intra_node), or of two (inter_node)
     ranks: int
     nodes: int
     bytes: int  # see OPERATIONS

@@ -96,8 +96,7 @@ def read_value(text: str, name: str = "") -> Any:
 
 def observes(record: Record) -> bool:
     """Whether a key=value line says a time or a rate of steps."""
-    named = record.items()
-    return any(quantity_of(name).kind in MEASURES and is_above_0(v) for name, v in named)
+    return any(quantity_of(k).kind in MEASURES and is_above_0(v) for k, v in record.items())
 
 
 def is_above_0(value: Any) -> bool:
@@ -143,8 +142,7 @@ def load_pattern(source: str | Path) -> Pattern:
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
     lines = tuple(text for key, text in values.items() if key not in _KEYS)
-    keys = {k: v for k, v in values.items() if k in _KEYS}
-    return Pattern(name=path.stem, lines=lines, **keys)
+    return Pattern(name=path.stem, lines=lines, **{k: v for k, v in values.items() if k in _KEYS})
 
 
 def _check(values: Mapping[str, Any]) -> None:

@@ -142,8 +142,7 @@ def _exception(texts: list[str], begin: int, skip: set[int]) -> tuple[str, str, 
     """The exception that ends the traceback at a line: the prefix of its rank, its text, its index.
 
     The lines of several ranks may be mixed: those of this traceback have the same prefix, such as
-    "[rank1]: ", as its first line, or none; they are added to skip. Chained exceptions count as
-    one: the last one.
+    "[rank1]: ", as its first line, or none; they are added to skip. Of a chain the last counts.
     """
     shown_prefix = prefix = texts[begin].split(_TRACEBACK)[0]
     after = texts[begin + 1] if begin + 1 < len(texts) else ""

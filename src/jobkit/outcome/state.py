@@ -289,9 +289,9 @@ def merged(state: RunState, job: Job | None, shared: bool = False) -> RunState:
             return replace(state, status="missing", reason=f"{reason}the run left no files")
         running = state.status == "running"
         return replace(state, status="failed", reason=reason + unrecorded) if running else state
-    if shared and (job.status == "running" or state.status not in UNDER_WAY):
-        return state
     status, reason, line = job.status, with_hint(job.line, ""), job.line
+    if shared and (status == "running" or state.status not in UNDER_WAY):
+        return state
     if shared and state.status == "pending" and status not in UNDER_WAY:
         return replace(state, status="missing", reason=f"job {job.job_id} ended before its turn")
     if status in UNDER_WAY:

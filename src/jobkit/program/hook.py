@@ -4,8 +4,7 @@ Loaded by auto/sitecustomize.py in the package jobkit_auto, and never by name. A
 optimizer that stepped first is a step. Batches that loaders gave since the step before it are its
 work, unless they were for evaluation: given without gradients, or in a pass over a loader that
 ended before the step and had none. From the first request of such a pass to the next request for a
-training batch the measurement is paused. What fails here ends the measurement with one line, never
-the program.
+training batch the measurement is paused. What fails here ends it with a line, never the program.
 """
 
 import contextlib
@@ -137,9 +136,8 @@ class Hook(Guarded):
             self.meter.begin(min((each.begin for each in training), default=None))
         if others := [each for each in passes if not each.training]:
             # Take evaluation out of the time: to the next request of a batch for training.
-            begin = min(each.begin for each in others)
             after = (p.resumed for p in training if p.resumed > others[-1].asked)
-            self.meter.exclude(begin, min(after, default=now))
+            self.meter.exclude(min(each.begin for each in others), min(after, default=now))
         size = sum(each.size for each in training)
         known = bool(training) and all(each.known for each in training)
         for each in training:

@@ -72,8 +72,7 @@ def synchronised_s() -> float:
 
 def warn(text: str) -> None:
     with contextlib.suppress(Exception):
-        one_line = " ".join(text.split())  # torch's errors have many
-        print(f"jobkit meter: {one_line}", file=sys.__stderr__, flush=True)
+        print("jobkit meter:", *text.split(), file=sys.__stderr__, flush=True)  # in one line
 
 
 class Guarded:

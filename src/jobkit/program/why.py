@@ -241,8 +241,7 @@ class Why(Guarded):
             self._marks += 1
             with sys.modules["torch"].autograd.profiler.record_function(_MARK):
                 pass
-            grown = resident_mib() - self._memory_mib > MAX_GROWTH_MIB
-            if done == self._steps + 1 or grown:
+            if done == self._steps + 1 or resident_mib() - self._memory_mib > MAX_GROWTH_MIB:
                 self._finish()
         if done >= self._steps + 1 and not self.aside(step):
             self.place = max(GROWTH * self.place, step + FIRST_PLACE)
@@ -291,8 +290,7 @@ class Why(Guarded):
             self._write(device=f"cuda:{cuda.current_device()}" if cuda else None, **fields)
             self._places += 1
             slowest = max(row[0] for row in fields["parts"])
-            slower = slowest > SLOWER * self._slowest_s
-            if self._trace and slower and len(events) <= MAX_EVENTS:
+            if self._trace and slowest > SLOWER * self._slowest_s and len(events) <= MAX_EVENTS:
                 self._slowest_s = slowest
                 _save(results, self._trace)
         self._cost_s += time.perf_counter() - begin

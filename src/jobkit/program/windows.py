@@ -210,8 +210,7 @@ class Meter(Guarded):
         if self._per_step is not None:
             work = self._per_step / self._world
         self._work = None if work is None or self._work is None else self._work + work
-        late = now - self._begin > WINDOW_S
-        if late and self.steps > self._warmup:
+        if now - self._begin > WINDOW_S and self.steps > self._warmup:
             self._every = self._spacing(sum(self._times) / len(self._times))
         # All ranks end a window at the same steps: those that their common spacing divides.
         shared = self.steps > self._warmup and self.steps % self._every == 0

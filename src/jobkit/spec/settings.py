@@ -30,8 +30,7 @@ def setting(
     """Declare a field: its default, one line of help, its range, and what it takes part in.
 
     low: of a list its least length. option: the payload takes it as an argument. identity: it is
-    part of the run's identity (its run_id); a setting that cannot change the outcome or the speed,
-    such as a path, is not.
+    part of the run's identity (its run_id), unless it can change neither outcome nor speed.
     """
     meta = {"help": text, "choices": choices, "low": low, "high": high, "multiline": multiline}
     meta |= {"option": option, "identity": identity, "group": group}

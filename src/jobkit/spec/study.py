@@ -446,7 +446,7 @@ def _plans() -> list[Path]:
 
 def is_run(folder: Path) -> bool:
     """Whether a folder is one of a run: something of a run lies in it."""
-    return any(is_there(folder / name) for name in ("spec.json", "metrics", "train.log"))
+    return not {"spec.json", "job.json", "metrics", "train.log"}.isdisjoint(file_names(folder))
 
 
 def run_folders(folder: Path) -> list[Path]:

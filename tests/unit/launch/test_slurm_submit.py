@@ -233,6 +233,6 @@ def test_no_run_of_a_shared_job_takes_the_time_of_the_others(tmp_path, monkeypat
     runs = [(str(tmp_path / "a"), ["sleep", "600"]), (str(tmp_path / "b"), ["true"])]
     assert task.sweep_in_job(runs, 0.5) == 1
     paths = RunPaths(tmp_path / "a")
-    assert "DUE TO TIME LIMIT of one run" in paths.log.read_text()
+    assert "DUE TO TIME LIMIT of a run" in paths.log.read_text()
     (paths.attempts / "0").mkdir(parents=True)
     assert run_state(paths).status == "timeout"

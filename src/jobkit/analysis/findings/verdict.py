@@ -11,14 +11,7 @@ from dataclasses import replace
 
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.findings.causes import base_of, cause_of, late_of, values_of
-from jobkit.analysis.findings.conditions import (
-    Caveat,
-    caveats,
-    changes,
-    differ,
-    disturbed,
-    failure,
-)
+from jobkit.analysis.findings.conditions import Caveat, caveats, changes, differ, disturbed, failure
 from jobkit.analysis.scaling import MIN_EFFICIENCY
 from jobkit.analysis.scaling.scaling import (
     FASTER,
