@@ -27,7 +27,7 @@ rank_say() {
 rank_tell() {
   if [[ -z $hears ]]; then early+=" $1"; return; fi
   { echo "$1" >&7; } 2>/dev/null || kill -"$1" "$child" 2>/dev/null
-  [[ $1 != USR2 ]] || rank_say warned "$1"
+  [[ $1 != USR? ]] || rank_say warned "$1"
 }
 
 # Slurm with proctrack/cgroup and torchrun's agent signal this shell alone. proctrack/pgid signals
@@ -93,7 +93,7 @@ rank_run() {
   ((code)) || return 0
   name=$( ((code > 128)) && kill -l $((code - 128)) 2>/dev/null)
   ended=${name:+ended by SIG$name}
-  if [[ $name == USR2 ]]; then
+  if [[ $name == USR? ]]; then
     ended="ended by the stop signal, SIG$name, which the command does not handle"
   fi
   rank_say failed "$code $who${ended:-exit code $code}"

@@ -84,8 +84,7 @@ def check_study(folder: Path) -> list[str]:
     """Check a study's folder before anything in it is executed or written.
 
     Returns one note where a group may write there or above, as in a project's folder: its members
-    are trusted. Raises UsageError where everybody may write, or where another user owns the study,
-    the link to it, or a run.
+    are trusted. Raises UsageError where everybody may write, or another owns study, link or run.
     """
     mine = (0, os.geteuid())
     if folder.is_symlink() and folder.lstat().st_uid not in mine:

@@ -95,9 +95,7 @@ def user_name() -> str:
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
-        raise UsageError(
-            f"user id {os.geteuid()} has no name in /etc/passwd; Slurm needs one"
-        ) from None
+        raise UsageError(f"user id {os.geteuid()} has no name, which Slurm needs") from None
 
 
 def slurm_conf(cluster: Cluster) -> str:

@@ -179,7 +179,7 @@ def test_nohup_keeps_a_run_and_a_warning_reaches_it(run: Kit) -> None:
     ("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 3), (signal.SIGUSR2, 3)]
 )
 def test_a_command_that_crashes_as_it_is_stopped_is_not_started_again(run, signum, code) -> None:
-    text = "trap 'exit 3' TERM USR2; echo ready; while :; do sleep 0.05; done"
+    text = "trap 'exit 3' TERM USR1 USR2; echo ready; while :; do sleep 0.05; done"
     with run.start("--nproc-per-node=1", "--max-restarts=2", "--", "bash", "-c", text) as process:
         assert process.stdout and "ready\n" in process.stdout
         process.send_signal(signum)

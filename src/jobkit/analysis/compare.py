@@ -158,7 +158,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     compared, remarks = compare(studies[0].runs, other, args.tolerance / 100)
     if not compared:
         why = "; ".join(remarks) or "no rates"
-        fix = "collect with --scaling where it says ?: " * ("(?" in why)
+        known = "(strong" in why or "(weak" in why
+        fix = "collect with --scaling where it says ?: " * (known and "(?" in why)
         raise UsageError(f"no size that both have measured: {fix}{why}")
     for line in (*outdated, *remarks, *(c.line() for c in compared)):
         print(line)

@@ -67,6 +67,7 @@ class Number(NamedTuple):
     low: float
     middle: float
     high: float
+    sure: bool = True  # False: of work that grew and took less time
 
 
 class Column(NamedTuple):
@@ -173,7 +174,7 @@ def _judged(block: Sequence[tuple[int, list[str]]]) -> Iterator[Verdict]:
         same = [i for i, other in enumerate(series) if other == name]
         base = min(same, key=lambda i: getattr(size.numbers[i], "low", 1e99))
         # Whether the work grew with the ranks is not said: it did in all of these rows, or in none.
-        tried: list[list[Verdict]] = [[], []]
+        both: list[list[Verdict]] = [[], []]
         said_of = [(i, claim) for i in same if (claim := claims.numbers[i])]
         for grew, (row, claim) in product((0, 1), said_of):
             found = [n for c in evidence if (n := _reading(size, claims, c, same, row, grew))]
@@ -182,10 +183,11 @@ def _judged(block: Sequence[tuple[int, list[str]]]) -> Iterator[Verdict]:
                 near = min(found, key=lambda n: abs(n.middle - claim.middle))
                 low, high = claim.low, (claim.high + (claim.high - claim.low) / 2) * (1 + 1e-9)
                 meets = any(low <= n.high * (1 + 1e-9) and n.low <= high for n in found)
-                tried[grew].append(Verdict(body[row][0], said, meets, near.text))
+                follows = meets if near.sure or not meets else None
+                both[grew].append(Verdict(body[row][0], said, follows, near.text))
             elif row != base or not claim.low <= one <= claim.high:  # else it claims nothing
-                tried[grew].append(Verdict(body[row][0], said, None, _UNJUDGED))
-        yield from max(tried, key=lambda found: sum(v.follows is True for v in found))
+                both[grew].append(Verdict(body[row][0], said, None, _UNJUDGED))
+        yield from max(both, key=lambda f: [[v.follows for v in f].count(x) for x in (True, None)])
 
 
 def _evidence(columns: Sequence[Column], claim: Column) -> list[Column]:
@@ -218,15 +220,13 @@ def _reading(
     up, down = (base, this) if column.role == "time" else (this, base)
     if column.role != "time" and not re.search(_PER_STEP, column.head, re.I):  # a rate of work
         grew = bool(re.search(_PER_RANK, column.head, re.I))
-    elif grew and up.middle > 1.1 * down.middle:
-        return None  # more work takes no less time
     grown, is_share = at / least, claims.role == "efficiency"
     factor = (grown if grew else 1.0) * (100 / grown if is_share else 1)
     low, high = factor * up.low / down.high, factor * up.high / down.low
     middle = factor * up.middle / down.middle
     how = f"{up.text} / {down.text}" + f" x {grown:g}" * grew + f" / {grown:g}" * is_share
     how += f" = {middle:.4g}{unit} [{low:.4g}, {high:.4g}]"
-    return Number(how, low, middle, high)
+    return Number(how, low, middle, high, not grew or up.middle <= 1.1 * down.middle)
 
 
 @command

@@ -1,8 +1,7 @@
 """`python -m jobkit cancel`: ends the runs of a study.
 
-Ids of jobs and processes come from files that somebody else may have written. A job is ended where
-Slurm says that it is this user's and of the study's name; a process where its start and its words
-are those of the study's launcher.
+Ids come from files that somebody else may have written. A job is ended where Slurm says that it is
+this user's and of the study's name; a process where start and words are of the study's launcher.
 """
 
 import os

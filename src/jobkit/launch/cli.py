@@ -57,8 +57,7 @@ rank with torchrun's variables. {ranks}, {nodes}, {ranks_per_node} and {repeat} 
 Without --study and without a command the study is 'strong'. On this machine its runs start one
 after the other; on Slurm nothing is submitted until a study or sizes are named.
 Run the same command again to start only the runs that are missing or failed.
-Exit codes: 0 all runs are ok, 1 a run is not, 2 wrong usage, 3 with --no-wait: not all runs were
-submitted, 130 and 143 stopped.
+Exit codes: 0 all runs are ok, 1 one is not, 2 wrong usage, 3 not all submitted, 130, 143 stopped.
 """
 
 
@@ -240,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Runs of this launch go on, or of an earlier one.
     states = prepared.states()
     active = prepared.where or any(state.status in UNDER_WAY for state in states.values())
-    return shown.next_steps() if active else shown.conclude()
+    return shown.next_steps() if active or prepared.left else shown.conclude()
 
 
 def _command(words: Sequence[str]) -> tuple[str, ...]:

@@ -62,10 +62,11 @@ class Site:
             if not _ENV_NAME.fullmatch(name):
                 raise UsageError(f"env {name!r}: is not a name of an environment variable")
         for line in self.setup:
-            checked = subprocess.run(["bash", "-n", "-c", line], capture_output=True, text=True)
+            words = ["bash", "-n", "-c", f"{{ {line}\n}}"]  # as in shell()
+            checked = subprocess.run(words, capture_output=True, text=True)
             if checked.returncode:
-                why = (checked.stderr.splitlines() or [""])[-1].rpartition(": ")[2]
-                raise UsageError(f"setup {line!r}: {why}: write a block in one line")
+                why = checked.stderr.partition("\n")[0].rpartition("line ")[2]
+                raise UsageError(f"setup {line!r}: a line is a whole command or block: {why}")
         if self.container != "none" and not self.image:
             raise UsageError(f"container '{self.container}' needs image = ...")
         for name in ("image", *(("python",) if self.python else ())):

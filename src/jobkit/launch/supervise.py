@@ -175,14 +175,14 @@ def follow(run: Run, children: Children, signals: Signals) -> int:
     by_torchrun = not run.allocation and run.launcher in ("torchrun", "training")
     watch = Watch(run.folder) if run.command and run.launcher != "once" else None
     may_hang = run.allocation and not run.command and not run.only
-    warned, end_at, next_look, done_at = False, NEVER, 0.0, NEVER
+    warned, end_at, next_look, done_at = 0, NEVER, 0.0, NEVER
     while not children.poll():
         for signum in signals.wait(0.25):
             if signum in END_SIGNALS and not run.stopped:
                 run.stopped = 130 if signum == signal.SIGINT else int(Exit.TERMINATED)
                 by_slurm = run.allocation and signum == signal.SIGTERM
                 end_at = time.monotonic() + TERM_GRACE_S * by_slurm
-            warned = warned or signum in (signal.SIGUSR1, signal.SIGUSR2)
+            warned = signum if signum in (signal.SIGUSR1, signal.SIGUSR2) else warned
         now = time.monotonic()
         if now >= end_at:
             children.end()
@@ -192,8 +192,8 @@ def follow(run: Run, children: Children, signals: Signals) -> int:
                 pids = children_of(pids[0])
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGUSR2)
-            warned = not pids  # torchrun has none yet
+                    os.kill(pid, warned)
+            warned = 0 if pids else warned  # torchrun has none yet
         if watch:
             watch.look()
         if may_hang and now >= next_look:
@@ -350,14 +350,15 @@ def check_preflight(run: Run) -> int:
 
 def requeue(run: Run) -> None:
     """Requeue a job that was stopped early with a checkpoint, within its bound."""
-    begun, limit = range(run.first, run.attempt), run.options.get("max-restarts")
-    # Those after the failure of a node are Slurm's own.
-    ends = [(read_json(run.paths.outcome(attempt)) or {}).get("status") for attempt in begun]
-    if (count := ends.count("preempted")) >= int(limit or MAX_RESTARTS):
+    marks = [run.paths.attempts / str(n) / "requeued" for n in range(run.first, run.attempt + 1)]
+    # Slurm requeues by itself too, as after the failure of a node.
+    count, limit = sum(map(Path.exists, marks)), run.options.get("max-restarts")
+    if count >= int(limit or MAX_RESTARTS):
         already = f"requeued {count} times already (--max-restarts)"
         say("warning", f"stopped early, and {already}: not again")
         return
     job_id = os.environ["SLURM_JOB_ID"]
+    marks[-1].touch()
     text = f"requeueing job {job_id} at {time.strftime(NOW)}"
     print(f"[jobkit] stopped early with a checkpoint: {text}", flush=True)
     # An array's last element has the job id of the array, which would requeue all of it.

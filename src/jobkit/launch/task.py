@@ -1,5 +1,6 @@
 """What a Slurm job of a study calls, through submitit: a run, or all runs in turn."""
 
+import contextlib
 import math
 import os
 import sys
@@ -27,8 +28,8 @@ def run_in_job(folder: str, command: list[str]) -> int:
 
 
 @closed_to_others()
-def sweep_in_job(runs: list[tuple[str, list[str]]], limit_s: float) -> int:
-    """Run one command after the other in this allocation, each no longer than the limit.
+def sweep_in_job(runs: list[tuple[str, list[str]]], limit_s: float = math.inf) -> int:
+    """Run one command after the other in this allocation, all but the last within the limit.
 
     Returns how many failed.
 
@@ -39,7 +40,8 @@ def sweep_in_job(runs: list[tuple[str, list[str]]], limit_s: float) -> int:
     for folder, command in runs:
         if requeued and run_state(RunPaths(Path(folder))).status == "ok":
             continue
-        code, stopped = _run(Path(folder), command, signals, limit_s)
+        within_s = math.inf if folder == runs[-1][0] else limit_s
+        code, stopped = _run(Path(folder), command, signals, within_s)
         bad += code != Exit.OK
         if stopped or code == Exit.AGAIN:
             break
@@ -56,8 +58,9 @@ def _run(folder: Path, command: list[str], signals: Signals, limit_s: float) -> 
         while not children.poll():
             if time.monotonic() > end_at:
                 end_at, text = math.inf, f"CANCELLED AT {limit_s:.0f} s DUE TO TIME LIMIT of a run"
-                log.write(f"[jobkit] {text}\n".encode())
                 children.end()
+                with contextlib.suppress(OSError):  # a full disk
+                    log.write(f"[jobkit] {text}\n".encode())
             for signum in signals.wait(0.25):
                 if signum in END_SIGNALS:
                     stopped = True

@@ -121,7 +121,8 @@ def _read_once(
     age_s = None if ok or _is_observed(job, alive) else _age_s(paths, numbers, logged)
     if not alive and not ok:
         tails[paths.log.name] = of_newest(read_tail(paths.log), newest if started else first)
-        at_work = newest is not None and started and not ending
+        ended = ending is not None and ending["status"] != "preempted"
+        at_work = newest is not None and started and not ended
         if at_work or not (job or {}).get("shared"):  # else it is of another run of the job
             tails[paths.scheduler_log.name] = of_newest(read_tail(paths.scheduler_log), newest)
     return Facts(
@@ -292,8 +293,8 @@ def merged(state: RunState, job: Job | None, shared: bool = False) -> RunState:
     status, reason, line = job.status, with_hint(job.line, ""), job.line
     if shared and (status == "running" or state.status not in UNDER_WAY):
         return state
-    if shared and state.status == "pending" and status not in UNDER_WAY:
-        return replace(state, status="missing", reason=f"job {job.job_id} ended before its turn")
+    if shared and state.status == "pending" and status not in (*UNDER_WAY, "cancelled"):
+        return replace(state, status="missing", reason=f"{reason}: before its turn", evidence=line)
     if status in UNDER_WAY:
         where = job.reason if status == "pending" else job.node_list
         reason, line = f"Slurm job {job.job_id}" + (f": {where}" if where else ""), ""

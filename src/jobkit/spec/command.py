@@ -112,9 +112,7 @@ class ProgramOptions:
     launcher: str = setting("srun", "command: what starts its ranks", choices=LAUNCHERS)
     pattern: str | None = setting(None, "command: name of its log's format", identity=False)
     auto: bool = setting(True, "command: measure a program of torch without a change to it")
-    warmup_steps: int = setting(
-        5, "command: first steps, which are not compared", low=0, identity=False
-    )
+    warmup_steps: int = setting(5, "command: first steps, not compared", low=0, identity=False)
     why: int = setting(
         5, "command: steps profiled at each of a few places; 0: none", low=0, identity=False
     )

@@ -126,9 +126,7 @@ class Study(ProgramOptions):
         for key in (*self.settings, *self.sweep):
             check_keys([key])
             if key in _SET_BY_THE_GRID:
-                raise UsageError(
-                    f"'{key}' is not a setting of a study: use strategies, gpus, repeats"
-                )
+                raise UsageError(f"'{key}' is no setting of a study: use strategies, gpus, repeats")
 
     @classmethod
     def load(cls, source: str | Path, **overrides: Any) -> "Study":

@@ -187,8 +187,11 @@ def test_a_set_up_line_that_fails_ends_the_job(tmp_path: Path) -> None:
     assert "setup command failed: false" in done.stderr and "later" not in done.stdout
     block = "if true; then export X=block; fi"
     assert "X=block" in started(tmp_path, f'setup = ["{block}"]')[0]
-    with pytest.raises(UsageError, match="end of file: write a block in one line"):
-        load(tmp_path, 'setup = ["if true; then", "export X=block", "fi"]')
+    for line in ("if true; then", "fi", "# module load cuda", ""):
+        with pytest.raises(
+            UsageError, match=r"a line is a whole command or block: .* ?syntax error"
+        ):
+            load(tmp_path, f'setup = ["{line}"]')
     (tmp_path / "cut.sh").write_text("srun_options=(")
     done = Kit(tmp_path)("--site-file", str(tmp_path / "cut.sh"), SLURM_JOB_ID="5")
     assert done.returncode == 1 and "cut.sh is no shell code" in done.stderr

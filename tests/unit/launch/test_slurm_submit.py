@@ -230,8 +230,9 @@ def test_what_a_job_runs(tmp_path, monkeypatch) -> None:
 def test_no_run_of_a_shared_job_takes_the_time_of_the_others(tmp_path, monkeypatch) -> None:
     waits = SimpleNamespace(wait=lambda _: time.sleep(0.1) or [])
     monkeypatch.setattr(task, "Signals", lambda: waits)
-    runs = [(str(tmp_path / "a"), ["sleep", "600"]), (str(tmp_path / "b"), ["true"])]
-    assert task.sweep_in_job(runs, 0.5) == 1
+    words = {"a": ["sleep", "600"], "b": ["sh", "-c", "sleep 1; echo done"]}  # the last has it all
+    assert task.sweep_in_job([(str(tmp_path / name), words[name]) for name in words], 0.5) == 1
+    assert RunPaths(tmp_path / "b").log.read_text() == "done\n"
     paths = RunPaths(tmp_path / "a")
     assert "DUE TO TIME LIMIT of a run" in paths.log.read_text()
     (paths.attempts / "0").mkdir(parents=True)

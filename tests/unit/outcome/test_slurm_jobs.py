@@ -53,6 +53,7 @@ def test_who_has_the_last_word() -> None:
         ("pending", "RUNNING", True, "pending"),  # its turn has not come
         ("failed", "TIMEOUT", True, "failed"),  # another run's time ran out
         ("pending", "TIMEOUT", True, "missing"),  # its turn never came
+        ("pending", "CANCELLED", True, "cancelled"),
         ("running", "SOMETHING_NEW", False, "running"),
         ("pending", "GONE", False, "missing"),
         ("running", "GONE", False, "failed"),

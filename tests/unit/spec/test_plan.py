@@ -28,7 +28,7 @@ def test_a_study_that_cannot_be_used_says_why(tmp_path: Path) -> None:
         ("[sweep]\nprecison = ['fp32']", "my.toml: unknown setting 'precison'; did you mean"),
         ("[sweep]\nprecision = 'fp32'", "sweep precision = 'fp32': must be a list"),
         ("[sweep]\nprecision = []", "must be a list of values, 1 or more"),
-        ("[settings]\nnodes = 2", "'nodes' is not a setting of a study"),
+        ("[settings]\nnodes = 2", "'nodes' is no setting of a study"),
         ("command = []", "my.toml: command = []: its first word is the program"),
         ("repeats = 10000000", "60,000,000 runs, more than 100,000"),
         ("strategies = []", "strategies = []: must be a list of strings, 1 or more"),
