@@ -116,11 +116,11 @@ if [[ -n $site ]]; then
   find_python
   lines=$("$host_python" -m jobkit.launch.site "$site") || exit
   set +u # modules and conda use variables that may be unset
-  eval "$lines" || fail "the lines of site $site are no shell code" 1
+  eval "$lines" || fail "site $site: syntax error in its set-up lines" 1
 elif [[ -n $site_file ]]; then
   set +u
   # shellcheck source=/dev/null
-  source "$site_file" || fail "$site_file is no shell code" 1
+  source "$site_file" || fail "$site_file: syntax error" 1
 fi
 set -u
 if [[ -n ${JOBKIT_PYTHON-} ]]; then export JOBKIT_PYTHON; fi # a site may have set it

@@ -95,7 +95,7 @@ def user_name() -> str:
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
-        raise UsageError(f"user id {os.geteuid()} has no name, which Slurm needs") from None
+        raise UsageError(f"Slurm needs user id {os.geteuid()} in /etc/passwd") from None
 
 
 def slurm_conf(cluster: Cluster) -> str:

@@ -91,7 +91,7 @@ def compare(
     ours, theirs = (
         {
             f"{s.series} at {where(s, 'ranks')} "
-            f"({s.scaling or '?'} scaling, {s.throughput_unit})": s
+            f"({s.scaling or 'unstated'} scaling, {s.throughput_unit})": s
             for s in sizes(table)
             if sample_of(s)[0]
         }
@@ -158,9 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     compared, remarks = compare(studies[0].runs, other, args.tolerance / 100)
     if not compared:
         why = "; ".join(remarks) or "no rates"
-        known = "(strong" in why or "(weak" in why
-        fix = "collect with --scaling where it says ?: " * (known and "(?" in why)
-        raise UsageError(f"no size that both have measured: {fix}{why}")
+        raise UsageError(f"no size that both have measured: {why}")
     for line in (*outdated, *remarks, *(c.line() for c in compared)):
         print(line)
     sizes = [c for c in compared if c.name != _WHOLE]

@@ -65,8 +65,8 @@ class Site:
             words = ["bash", "-n", "-c", f"{{ {line}\n}}"]  # as in shell()
             checked = subprocess.run(words, capture_output=True, text=True)
             if checked.returncode:
-                why = checked.stderr.partition("\n")[0].rpartition("line ")[2]
-                raise UsageError(f"setup {line!r}: a line is a whole command or block: {why}")
+                why = re.sub(r".*?: line \d+: ", "", checked.stderr.partition("\n")[0])
+                raise UsageError(f"setup {line!r}: {why}: write each command or block in one line")
         if self.container != "none" and not self.image:
             raise UsageError(f"container '{self.container}' needs image = ...")
         for name in ("image", *(("python",) if self.python else ())):

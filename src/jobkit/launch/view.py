@@ -250,8 +250,8 @@ class Foreground:
                 self._print(f"  {counted(len(run_ids), 'run')} {status}: {reason}", "red")
                 log = short_path(self.launch.plan.paths.run(run_ids[0]).log)
                 self._print(f"    {names}; log: {log}")
-        if never := [state.reason for state in bad.values() if state.status == "missing"]:
-            why = f": {never[0]}" * never[0].endswith("before its turn")
+        if never := [state for state in bad.values() if state.status == "missing"]:
+            why = f": {never[0].reason}" * bool(never[0].evidence)  # what ended their job
             self._print(f"  {len(never)} never started{why}", "red")
         self._print("to continue, run the same command again: only these are started")
         return False

@@ -18,7 +18,8 @@ _MAX_LINE = 4096  # bytes of a line that are looked at
 def read_tail(log: Path, size: int = TAIL_BYTES, within: Path | None = None) -> list[str]:
     """Read the last lines of a log, at most size bytes of them; empty without a log.
 
-    within: the folder out of which no link may lead, to any file; None: the one above the log's.
+    within: the folder out of which no link may lead, as it could to any file of this user's; None:
+    the one above the log's.
     """
     content, begin = b"", 0
     with contextlib.suppress(OSError):

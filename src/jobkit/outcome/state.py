@@ -240,7 +240,7 @@ def _verdict(facts: Facts, code: int | None) -> tuple[str, ...]:
         where = f"Slurm job {job['job_id']}" if job.get("job_id") else f"a job on {job.get('host')}"
         where += f" of cluster {job['cluster']}" if job.get("cluster") else ""
         if facts.attempt is None:
-            return "pending", clean(f"{where} has not started it")
+            return "pending", clean(f"{where} has not started the run")
         return "running", clean(f"{where} has not recorded an end")
     if job and facts.alive is not None:
         reason = f"its process {job.get('pid')} exited without an outcome file"
@@ -294,7 +294,7 @@ def merged(state: RunState, job: Job | None, shared: bool = False) -> RunState:
     if shared and (status == "running" or state.status not in UNDER_WAY):
         return state
     if shared and state.status == "pending" and status not in (*UNDER_WAY, "cancelled"):
-        return replace(state, status="missing", reason=f"{reason}: before its turn", evidence=line)
+        return replace(state, status="missing", reason=reason, evidence=line)
     if status in UNDER_WAY:
         where = job.reason if status == "pending" else job.node_list
         reason, line = f"Slurm job {job.job_id}" + (f": {where}" if where else ""), ""

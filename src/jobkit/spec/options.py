@@ -20,7 +20,8 @@ from jobkit.spec.study import Study
 _BOOLS = {"true": True, "false": False}
 
 # By the ideas and with the hyperparameters of Keller Jordan, "94% on CIFAR-10 in 3.29 Seconds on a
-# Single GPU" (arXiv 2404.00498); its rate, 11.5 per 1024 x (1 + 1 / (1 - 0.85)), is 1.5 for a mean.
+# Single GPU" (arXiv 2404.00498); its rate of 11.5 per 1024 x (1 + 1 / (1 - 0.85)) samples is 1.5
+# for a mean over 1,024 samples.
 _FAST: Mapping[str, Any] = {
     "model": "fast_cnn",
     "width": 4,

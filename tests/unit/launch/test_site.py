@@ -189,12 +189,12 @@ def test_a_set_up_line_that_fails_ends_the_job(tmp_path: Path) -> None:
     assert "X=block" in started(tmp_path, f'setup = ["{block}"]')[0]
     for line in ("if true; then", "fi", "# module load cuda", ""):
         with pytest.raises(
-            UsageError, match=r"a line is a whole command or block: .* ?syntax error"
+            UsageError, match=r"syntax error.*: write each command or block in one line"
         ):
             load(tmp_path, f'setup = ["{line}"]')
     (tmp_path / "cut.sh").write_text("srun_options=(")
     done = Kit(tmp_path)("--site-file", str(tmp_path / "cut.sh"), SLURM_JOB_ID="5")
-    assert done.returncode == 1 and "cut.sh is no shell code" in done.stderr
+    assert done.returncode == 1 and "cut.sh: syntax error" in done.stderr
 
 
 def test_variables_that_a_site_sets(tmp_path: Path) -> None:
