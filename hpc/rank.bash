@@ -63,7 +63,9 @@ rank_wait() {
   for name in $early; do rank_tell "$name"; done
   # A signal that comes just before a wait is handled only after it: hence the limit.
   while [[ -z $code ]] && kill -0 "$middle" 2>/dev/null; do read -r -t 1 code <&9; done 2>/dev/null
-  [[ -n $code ]] || read -r -t 1 code <&9 || code=137
+  # Its end is written or never will be; a signal that comes now interrupts the read.
+  until [[ -n $code ]] || ! read -r -t 0 <&9; do read -r -t 1 code <&9; done
+  code=${code:-137}
 }
 
 rank_run() {

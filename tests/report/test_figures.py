@@ -134,6 +134,14 @@ def test_a_value_over_sizes_with_its_ideal(name: str, strong: Results) -> None:
         assert ideal is None or list(lines[0].get_xdata())[::64] == SAME([1, 4])
 
 
+def test_sizes_that_must_not_be_compared_are_points_without_a_line(strong: Results) -> None:
+    copies = strong.runs["series"] == "fsdp"
+    runs = strong.runs.assign(ranks_together=copies.map({True: "none", False: None}))
+    (axes,) = made(size_figure(replace(strong, runs=runs), "time_per_epoch")).axes
+    shown = [(line.get_label(), line.get_linestyle()) for line in measured(axes)]
+    assert shown == [("ddp", "-"), ("fsdp: not compared", "None")]
+
+
 def test_bars_are_ranges_of_repeats_or_intervals_between_runs(strong: Results) -> None:
     table = strong.scaling.iloc[2]  # ddp on 4 ranks
     bars = {"speed_up": [table["speed_up_low"], table["speed_up_high"]]}

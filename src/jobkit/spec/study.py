@@ -417,14 +417,14 @@ def find_study(source: str | Path | None = None, *, planned: bool = False) -> Pa
 def read_plan(folder: Path) -> Plan:
     """The plan of a study's folder or, where single jobs have none, that of the runs in it.
 
-    Raises UsageError where a plan cannot be read, and without one where no run has a spec.json.
+    Raises UsageError where a plan cannot be read, and where there is neither.
     """
     if is_there(folder / "plan.json"):
         return Plan.read(folder / "plan.json")
-    specs = {check_name("run id", f.name): read_run_spec(f) for f in run_folders(folder)}
-    runs = {run_id: spec for run_id, spec in specs.items() if spec}
+    unknown = CommandSpec(command=("unknown",))  # of a job that ended before it left its settings
+    runs = {check_name("run id", f.name): read_run_spec(f) or unknown for f in run_folders(folder)}
     if not runs:
-        raise UsageError(f"{folder} has no plan.json, and no run in it has a spec.json")
+        raise UsageError(f"{folder} has no plan.json and no run")
     return Plan(study=Study(name="single"), runs=runs, folder=folder)
 
 

@@ -200,9 +200,15 @@ def test_status_lists_single_jobs_and_cancel_ends_none(monkeypatch, capsys) -> N
     words = {"command": ["python", "train.py"]}
     write_json(paths.spec, {"v": 1, "study": "single", "run_id": "waits", "spec": words})
     write_json(paths.submission, {"job_id": "17", "submitted": 100.0, "shared": False})
+    paths = RunPaths(logs_root() / "single" / "early")  # ended before it left its settings
+    paths.folder.mkdir()
+    write_json(paths.job, {"ended": 100.0, "exit_code": 2})
     assert status.main(["single", "--json"]) == 0
-    runs = json.loads(capsys.readouterr().out)["runs"]
-    assert {r["run_id"]: r["status"] == "ok" for r in runs} == {"done": True, "waits": False}
+    runs = {r["run_id"]: r for r in json.loads(capsys.readouterr().out)["runs"]}
+    assert {r: row["status"] == "ok" for r, row in runs.items()} == {
+        "done": True, "early": False, "waits": False
+    }  # fmt: skip
+    assert runs["early"]["reason"] == "ended with exit code 2"
     assert cancel.main(["single"]) == 2
     assert "end one with scancel JOBID" in capsys.readouterr().err
 

@@ -85,7 +85,10 @@ def size_figure(results: Results, name: str, forecasts: Sequence[Forecast] = ())
     for panel_axes, label, (panel, values) in zip(axes, labels, known, strict=True):
         for series in dict.fromkeys(s.series for s in values):
             line = fewest_nodes(list(values), series)
-            _draw_line(panel_axes, {s: values[s] for s in line}, look[series], panel.name)
+            own = look[series]
+            if line and line[0].note:  # its sizes must not be compared
+                own = own | {"ls": "", "label": f"{own['label']}: not compared"}
+            _draw_line(panel_axes, {s: values[s] for s in line}, own, panel.name)
             hollow = look[series] | {"ls": "", "mfc": "none", "label": style.ON_MORE}
             for size in (s for s in values if s.series == series and s not in line):
                 panel_axes.plot(size.devices or 0, median(values[size]), **hollow)
@@ -96,8 +99,8 @@ def size_figure(results: Results, name: str, forecasts: Sequence[Forecast] = ())
                 relative = {"speed_up": smallest / (first.base_world_size or 1), "efficiency": 1.0}
                 start = relative.get(panel.name, median(values[first]))
                 ratio = np.geomspace(1, max(places) / smallest, 65)
-                own: Any = {"color": style.GREY, "label": style.IDEAL, "zorder": 1.5}
-                panel_axes.plot(smallest * ratio, start * panel.ideal(ratio), lw=0.9, **own)
+                grey: Any = {"color": style.GREY, "label": style.IDEAL, "zorder": 1.5}
+                panel_axes.plot(smallest * ratio, start * panel.ideal(ratio), lw=0.9, **grey)
         for n in {s.devices or 0 for s in sizes if s.not_ok}:
             cross: Any = {"transform": panel_axes.get_xaxis_transform(), "zorder": 4}
             panel_axes.plot(n, 0.04, **style.NOT_OK, **cross, label=style.FAILED)

@@ -1,6 +1,8 @@
 """Tables with the documented columns and types: from rows, to CSV and back."""
 
-from collections.abc import Iterable, Sequence
+import csv
+import io
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -73,8 +75,12 @@ def _fit(value: Any, dtype: str) -> Any:
 def records(table: pd.DataFrame) -> list[Row]:
     """The rows of a table as Python has them, with None for what is not there."""
     names = [str(name) for name in table.columns]
-    columns = (c.astype(object).where(c.notna(), None).tolist() for _, c in table.items())
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    return [dict(zip(names, row, strict=True)) for row in zip(*_lists(table), strict=True)]
+
+
+def _lists(table: pd.DataFrame) -> Iterator[list[Any]]:
+    """The columns of a table as Python has them, with None for what is not there."""
+    return (c.astype(object).where(c.notna(), None).tolist() for _, c in table.items())
 
 
 def save_table(path: Path, table: pd.DataFrame) -> None:
@@ -83,15 +89,20 @@ def save_table(path: Path, table: pd.DataFrame) -> None:
     A text that a spreadsheet would take for a formula gets an apostrophe before it: names and
     messages come from logs, which anybody may have written.
     """
-    safe = table.rename(columns=_cell)
-    for name in safe.columns[safe.dtypes == TEXT]:
-        safe[name] = safe[name].map(_cell, na_action="ignore")
-    save(path, safe.to_csv(index=False))
+    columns = (
+        map(_cell, values) if dtype == TEXT else values
+        for values, dtype in zip(_lists(table), table.dtypes, strict=True)
+    )
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")  # of tables of thousands pandas' own is slow
+    writer.writerow(map(_cell, table.columns))
+    writer.writerows(zip(*columns, strict=True))
+    save(path, text.getvalue())
 
 
-def _cell(text: str) -> str:
+def _cell(text: str | None) -> str | None:
     """A text as a spreadsheet shows it."""
-    is_formula = text.startswith(_FORMULA) and not text.lstrip("-").isdecimal()
+    is_formula = text and text.startswith(_FORMULA) and not text.lstrip("-").isdecimal()
     return f"'{text}" if is_formula else text
 
 
