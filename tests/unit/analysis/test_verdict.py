@@ -124,6 +124,30 @@ CASES: dict[str, tuple[Callable[[], Results], list[str], list[str]]] = {
             "rank 5: OSError: no space left")[row["repeat"]], 0)(row)),
         ["Request 4 GPUs", "on 8 GPUs 3 of 3 runs are not ok (CUDA out of memory)"],
         ["8 GPUs with"]),
+    "a repeat that diverged": (
+        lambda: study(GOOD, None, lambda row: row.update(
+            val_loss=None if (row["world_size"], row["repeat"]) == (8, 1) else 0.4)),
+        ["Request 8 GPUs", "; loss is NaN or missing in 1 of 3 runs on 8 GPUs"], ["unchanged"]),
+    "a series that learns less": (
+        lambda: study(GOOD, None, lambda row: row.update(
+            val_loss=1.5, val_accuracy=0.8 if row["series"] == "ddp" else 0.9), other={
+            n: [900.0 * n] * 3 for n in SIZES}),
+        ["Request 8 GPUs with ddp", "; accuracy is 80.0%, and 90.0% with other: tune first"],
+        ["accuracy: unchanged"]),
+    "other epochs": (lambda: study(GOOD, None, lambda row: row.update(
+            val_loss=0.4, epochs_done=8 // row["world_size"])),
+        ["; runs trained for 1 to 8 epochs, so that accuracies are not compared"], ["unchanged"]),
+    "one run of a size": (
+        lambda: study((1, 0.98, 0.95, 0.6), None, failing("failed", None, 3), 1, more={
+            1: [990.0, 995], 8: [7000.0, 7010]}),
+        ["seems to fall below 80% at 8 GPUs"], []),
+    "restarts": (lambda: study(GOOD, None, at_8(attempts=3)),
+        ["; 3 of 3 runs on 8 GPUs were started again, up to 2 times"], []),
+    "a cold first epoch": (lambda: study((1, 0.98, 0.95, 0.75), epochs=lambda n: (
+            (1.0,) * 3 if n < 8 else (0.4, 1.2, 1.2))),
+        ["; a slow first epoch adds 67% to the time: train longer", "seems to fall"], []),
+    "no cache does that": (lambda: study((1, 0.98, 0.95, 2.5)),
+        ["% on 8 GPUs is above ideal: check units and scaling", "seems to stay"], []),
     "other devices": (lambda: study((1, 0.98, 0.95, 0.461), calm, at_8(device="V100")),
         ["8 GPUs had another device (V100, not A100)", "seems to fall below 80% at 8 GPUs: 46%",
          "96% of the loss is outside of what was measured; another device"], ["because"]),

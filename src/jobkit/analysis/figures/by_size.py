@@ -1,7 +1,7 @@
 """The figures of a value over sizes: a table of what each shows, and one function that draws it.
 
-They are of the kind of scaling and the unit that were measured first. Medians are lines; a bar is
-the interval between runs or, of a value without one, the range of the repeats. At the end, all
+They are of the kind of scaling and the unit that are first in the table. Medians are lines; a bar
+is the interval between runs or, of a value without one, the range of the repeats. At the end, all
 series at one size as bars.
 """
 

@@ -27,9 +27,9 @@ from jobkit.outcome.state import UNDER_WAY
 BUSY = 0.5  # share of the time below which GPUs that compute no more are limited by the host
 _DISTURBED = 0.2  # share of the cores that other programs used in most runs
 _WAITING = 0.2  # share of the time that every size waits for data
-_ABOVE_IDEAL = 1.05  # of an efficiency
-_UNSTEADY, _SURE = 0.04, 3.0  # change of the rate within a run; in standard errors
-_DRIFT, _CHANCE = 0.02, 0.01  # change of the rate over a study; p value of the slope
+_ABOVE_IDEAL, _ABSURD = 1.05, 2.0  # of an efficiency; no cache explains so much
+_UNSTEADY = 0.04  # change of the rate within a run
+_DRIFT, _CHANCE = 0.02, 0.01  # change of the rate over a study; p value of a slope
 _SLOW_NODE = 0.04  # how much slower runs on some nodes are
 _BY_CHANCE, _DRAWS, _MAX_DRAWN = 0.1, 200, 1000  # that slow runs have nodes of their own
 _FELL, _POINTS, _LOSS = 0.01, 0.005, 0.01  # of accuracy: to tune, worth a word; the same of a loss
@@ -60,6 +60,7 @@ def caveats(results: Results, unit: str, request: Size | None = None) -> list[Ca
         *_before_all(results, compared, unit),
         *([Caveat(failed, grave=True)] if (failed := failure(results, own, unit, request)) else ()),
         *_unrated(results),
+        *_restarted(results, compared, unit),
         *_accuracy(results, compared, request, unit),
         *slow,
         *_different(results, compared, request, unit),
@@ -134,6 +135,15 @@ def _unrated(results: Results) -> Iterator[Caveat]:
         yield Caveat(text, grave=True)
 
 
+def _restarted(results: Results, compared: Sequence[Size], unit: str) -> Iterator[Caveat]:
+    """Sizes whose runs had to be started again."""
+    for size in compared:
+        starts = [row.get("attempts") or 1 for row in rows_of(results, size)]
+        if again := sum(count > 1 for count in starts):
+            text = f"{again} of {len(starts)} runs on {where(size, unit)} were started again"
+            yield Caveat(f"{text}, up to {counted(max(starts) - 1, 'time')}")
+
+
 def _reason_of(results: Results, size: Size) -> str:
     """Why the runs of a size are not ok: the reason of most, in a few words."""
     place = ("series", "world_size", "nodes")
@@ -191,6 +201,18 @@ def changes(results: Results, sizes: Sequence[Size], column: str) -> list[Change
     return found
 
 
+def alike(results: Results, column: str) -> bool:
+    """Whether a loss or an accuracy of all runs that are ok is known, and of all series the same.
+
+    Of another number of epochs it is another quantity.
+    """
+    ok = results.runs[results.runs["status"] == "ok"]
+    middles = ok.groupby("series")[column].median()
+    least = _POINTS if column == "val_accuracy" else _LOSS * abs(middles.max())
+    whole = ok[column].notna().all() and ok["epochs_done"].nunique() < 2
+    return bool(whole and np.ptp(middles) <= least)
+
+
 def differ(values: Sequence[float], others: Sequence[float]) -> bool:
     """Whether the ranges of two sets of repeats do not overlap."""
     return max(values) < min(others) or max(others) < min(values)
@@ -208,6 +230,25 @@ def _accuracy(
     for name, change, shown in [one for one in found if one[1].matters][:1]:
         text = f"{name} {change.words(shown)} on {change.size.devices} {unit}: tune first"
         yield Caveat(text, grave=True)
+    known = {s: [r.get("val_loss") for r in rows_of(results, s)] for s in compared}
+    for size in (s for s, losses in known.items() if None in losses and any(losses)):
+        count = f"{known[size].count(None)} of {len(known[size])} runs"
+        yield Caveat(f"loss is NaN or missing in {count} on {where(size, unit)}", grave=True)
+    accuracy = {
+        s: value
+        for s in results.sizes
+        if request and s.place[1:] == request.place[1:] and not s.note
+        if (value := median_of(rows_of(results, s), "val_accuracy")) is not None
+    }
+    best = max(accuracy, key=lambda s: accuracy[s], default=None)
+    if best and request in accuracy and accuracy[best] - accuracy[request] >= _FELL:
+        low, high = (say_accuracy(accuracy[s]) for s in (request, best))
+        yield Caveat(f"accuracy is {low}, and {high} with {best.series}: tune first", grave=True)
+    rows = [row for size in compared for row in rows_of(results, size)]
+    epochs = {row["epochs_done"] for row in rows if row.get("epochs_done") is not None}
+    if len(epochs) > 1 and any(row.get("val_loss") for row in rows):
+        text = f"runs trained for {min(epochs)} to {max(epochs)} epochs"
+        yield Caveat(f"{text}, so that accuracies are not compared")
 
 
 def _rated(results: Results, column: str, sizes: Sequence[Size] | None = None) -> pd.DataFrame:
@@ -286,7 +327,11 @@ def _different(
 
 def _unsteady(results: Results, sizes: Sequence[Size]) -> Iterator[Caveat]:
     """Rates that rise or fall within the runs: a warm-up left in, or clocks that fall."""
-    squares, free, trends = 0.0, 0, _trends(results)
+    squares, free, (trends, first) = 0.0, 0, _trends(results)
+    extra = [median([first.get(run, 0.0) for run in s.ok_runs]) for s in sizes if s.ok_runs]
+    if (share := max(extra, default=0.0)) > _UNSTEADY:
+        text = f"a slow first epoch adds {share:.0%} to the time: train longer"
+        yield Caveat(text, doubts=True)
     slopes = defaultdict[Any, list[tuple[float, float]]](list)  # change over a run, weight
     for size in sizes:
         for change, weight, rest, count in (trends[run] for run in size.ok_runs if run in trends):
@@ -296,7 +341,8 @@ def _unsteady(results: Results, sizes: Sequence[Size]) -> Iterator[Caveat]:
     for own in slopes.values():
         middle, weight = median(change for change, _ in own), sum(weight for _, weight in own)
         error = math.sqrt(squares / free / weight)
-        if all(c * middle > 0 for c, _ in own) and abs(middle) > max(_UNSTEADY, _SURE * error):
+        sure = not error or tail(abs(middle) / error, free) <= _CHANCE
+        if sure and abs(middle) > _UNSTEADY and all(c * middle > 0 for c, _ in own):
             changed.append(math.expm1(middle))
     if changed:
         largest = max(changed, key=abs)
@@ -306,11 +352,14 @@ def _unsteady(results: Results, sizes: Sequence[Size]) -> Iterator[Caveat]:
 
 
 @lru_cache(maxsize=1)
-def _trends(results: Results) -> dict[str, tuple[float, float, float, int]]:
+def _trends(
+    results: Results,
+) -> tuple[dict[str, tuple[float, float, float, int]], dict[str, float]]:
     """By run_id, of a line through log(rate): its change, the squares of x and residuals, count.
 
     The rates are of epochs after the first, else of windows: three or more, of the newest attempt,
-    as another one may have been on another node. Each series asks for the same.
+    as another one may have been on another node. And what a slow first epoch adds to the time of
+    them all, as a share. Each series asks for the same.
     """
 
     def newest(table: pd.DataFrame) -> pd.DataFrame:
@@ -321,19 +370,22 @@ def _trends(results: Results) -> dict[str, tuple[float, float, float, int]]:
     timed = epochs[epochs["images_per_s"].gt(0).fillna(False)].sort_values("epoch")
     by_run = timed["images_per_s"].astype(float).groupby(timed["run_id"], sort=False)
     curves = {str(run): rates.tolist()[1:] for run, rates in by_run if len(rates) > 3}
+    whole = {str(run): 1 / rates for run, rates in by_run if len(rates) > 2}
+    first = {run: times.iat[0] / (len(times) * times[1:].median()) for run, times in whole.items()}
+    first = {run: share - 1 / len(whole[run]) for run, share in first.items()}
     sound = steps["throughput"].gt(0).fillna(False) & ~steps["warmup"].fillna(False).astype(bool)
     windows = steps["throughput"][sound].astype(float).groupby(steps["run_id"][sound], sort=False)
     for run, rates in windows:
-        if len(rates) >= 6:  # thirds of the windows: they are of different lengths
-            thirds = np.array_split(rates.to_numpy(), 3)
-            curves.setdefault(str(run), [float(np.median(part)) for part in thirds])
+        if len(rates) >= 3:  # thirds of many windows: they are of different lengths
+            parts = np.array_split(rates.to_numpy(), 3 if len(rates) > 5 else len(rates))
+            curves.setdefault(str(run), [float(np.median(part)) for part in parts])
     trends = {}
     for run_id, curve in curves.items():
         at, logs = np.linspace(-0.5, 0.5, len(curve)), np.log(curve)
         weight, change = float(at @ at), float(at @ logs / (at @ at))
         rest = float(((logs - logs.mean() - change * at) ** 2).sum())
         trends[run_id] = change, weight, rest, len(at)
-    return trends
+    return trends, first
 
 
 def _drift(results: Results, compared: Sequence[Size], sizes: Sequence[Size]) -> Iterator[Caveat]:
@@ -399,13 +451,17 @@ def _few(
         yield Caveat(f"one run a size{of}: differences may be chance", grave=True)
     elif base and len(base.rates) == 1:
         yield Caveat(f"the base, {where(base, unit)}, is one run: repeat it", grave=True)
-    elif request and len(request.rates) == 1:
-        yield Caveat(f"{where(request, unit)} is one run: repeat it", grave=True)
+    elif single := [s for s in compared if len(s.rates) == 1]:
+        names, verb = some([where(s, unit) for s in single], _SHOWN), "is one run"
+        verb = verb if len(single) == 1 else "are one run each"
+        yield Caveat(f"{names} {verb}: repeat it", grave=request in single)
     several = [s for s in compared if (s.devices or 0) > 1]
     top = max(several, key=lambda s: s.efficiency or 0, default=None)
     if top and base and (top.efficiency or 0) > _ABOVE_IDEAL:
-        text = f"{top.efficiency:.0%} on {where(top, unit)} is above ideal: repeat the base, "
-        yield Caveat(f"{text}{where(base, unit)}")
+        absurd = (top.efficiency or 0) > _ABSURD
+        do = "check units and scaling" if absurd else f"repeat the base, {where(base, unit)}"
+        text = f"{top.efficiency:.0%} on {where(top, unit)} is above ideal: {do}"
+        yield Caveat(text, doubts=absurd)
 
 
 def _outlying(sizes: Sequence[Size]) -> Iterator[Caveat]:

@@ -11,7 +11,15 @@ from dataclasses import replace
 
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.findings.causes import base_of, cause_of, late_of, values_of
-from jobkit.analysis.findings.conditions import Caveat, caveats, changes, differ, disturbed, failure
+from jobkit.analysis.findings.conditions import (
+    Caveat,
+    alike,
+    caveats,
+    changes,
+    differ,
+    disturbed,
+    failure,
+)
 from jobkit.analysis.scaling import MIN_EFFICIENCY
 from jobkit.analysis.scaling.scaling import (
     FASTER,
@@ -38,7 +46,7 @@ _MEASURES: dict[str, tuple[str, Callable[[float], str]]] = {
 def verdict(results: Results, unit: str, least: float = MIN_EFFICIENCY) -> list[str]:
     """The lines, the most important first. unit: GPUs, or ranks.
 
-    Of several kinds of scaling, units, models or data they are of what was measured first.
+    Of several kinds of scaling, units, models or data they are of what is first in the table.
     """
     measured = [s for s in first_kind(results.sizes, ranked=True) if s.throughput is not None]
     total, ok = len(results.runs), int((results.runs["status"] == "ok").sum())
@@ -85,13 +93,13 @@ def verdict(results: Results, unit: str, least: float = MIN_EFFICIENCY) -> list[
 
 
 def request_of(results: Results, least: float = MIN_EFFICIENCY) -> Size | None:
-    """The size to request, of the kind of scaling that was measured first."""
+    """The size to request, of the kind of scaling that is first in the table."""
     sizes = [s for s in first_kind(results.sizes, ranked=True) if s.throughput is not None]
     return None if disturbed(results) else _size_to_request(sizes, least)
 
 
 def first_kind(sizes: Sequence[Size], *, ranked: bool = False) -> list[Size]:
-    """The sizes of the kind of scaling and of the unit that were measured first.
+    """The sizes of the kind of scaling and of the unit that are first in the table.
 
     ranked: of the first model and data set alone; others are drawn beside them, but not ranked.
     """
@@ -195,7 +203,8 @@ def share_of(size: Size, least: float, at: str = "") -> str:
 def _unsure(size: Size, least: float, doubts: Sequence[Caveat]) -> bool:
     """Whether the efficiency may be on the other side of the threshold."""
     ends = size.interval("efficiency")
-    return ends is None or ends[0] <= least <= ends[1] or any(c.doubts for c in doubts)
+    few = ends is None or len(size.rates) < 2
+    return few or ends[0] <= least <= ends[1] or any(c.doubts for c in doubts)
 
 
 def _fastest(results: Results, sizes: Sequence[Size], unit: str, least: float) -> str:
@@ -206,13 +215,16 @@ def _fastest(results: Results, sizes: Sequence[Size], unit: str, least: float) -
     if not known:
         return ""
     best = max(known, key=lambda s: s.throughput or 0)
-    text = f"Fastest: {best.series} on {_short(best, unit)}, "
+    same = [s for s in sizes if (s.series, s.devices) == (best.series, best.devices)]
+    on = where(best, unit) if len(same) > 1 else _short(best, unit)
+    text = f"Fastest: {best.series} on {on}, "
     text += f"{rounded(best.throughput or 0)} {best.throughput_unit}"
     if best.efficiency is not None and not best.is_base:
         text += f" at {percent(best.efficiency, least)} efficiency"
     text += _of_few(best)
     equal = [s for s in known if s is not best and not surely_faster(best, s, pool)]
-    names = [s.series for s in equal if comparable_at(s) == comparable_at(best)]
+    others = [s for s in equal if s.series != best.series]
+    names = [s.series for s in others if comparable_at(s) == comparable_at(best)]
     smaller = [s for s in equal if (s.devices or 0) < (best.devices or 0)]
     if few := min(smaller, key=lambda s: s.devices or 0, default=None):
         names.insert(0, f"{few.series} on {_short(few, unit)}")
@@ -266,7 +278,7 @@ def _learning(results: Results, unit: str, doubts: Sequence[Caveat]) -> tuple[st
     for column, (name, form) in _MEASURES.items():
         found = changes(results, results.sizes, column)
         change = next((c for c in found if c.matters), None)
-        if found and not change:
+        if found and not change and alike(results, column):
             steady.append(name)
         if change is None or any(c.text.startswith(f"{name} ") for c in doubts):
             continue
