@@ -370,9 +370,11 @@ def _trends(
     timed = epochs[epochs["images_per_s"].gt(0).fillna(False)].sort_values("epoch")
     by_run = timed["images_per_s"].astype(float).groupby(timed["run_id"], sort=False)
     curves = {str(run): rates.tolist()[1:] for run, rates in by_run if len(rates) > 3}
-    whole = {str(run): 1 / rates for run, rates in by_run if len(rates) > 2}
-    first = {run: times.iat[0] / (len(times) * times[1:].median()) for run, times in whole.items()}
-    first = {run: share - 1 / len(whole[run]) for run, share in first.items()}
+    first = {
+        str(run): (median(later) / rates[0] - 1) / len(rates)
+        for run, rates in ((run, own.tolist()) for run, own in by_run)
+        if len(later := rates[1:]) > 1
+    }
     sound = steps["throughput"].gt(0).fillna(False) & ~steps["warmup"].fillna(False).astype(bool)
     windows = steps["throughput"][sound].astype(float).groupby(steps["run_id"][sound], sort=False)
     for run, rates in windows:

@@ -10,25 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from jobkit.analysis.collect.results import Results
+from jobkit.analysis.findings import conditions
 from jobkit.analysis.findings.causes import base_of, cause_of, late_of, values_of
-from jobkit.analysis.findings.conditions import (
-    Caveat,
-    alike,
-    caveats,
-    changes,
-    differ,
-    disturbed,
-    failure,
-)
-from jobkit.analysis.scaling import MIN_EFFICIENCY
-from jobkit.analysis.scaling.scaling import (
-    FASTER,
-    comparable_at,
-    is_single,
-    kind_of,
-    spread_of,
-    surely_faster,
-)
+from jobkit.analysis.findings.conditions import Caveat
+from jobkit.analysis.scaling import MIN_EFFICIENCY, scaling
 from jobkit.analysis.scaling.sizes import Size, fewest_nodes, where
 from jobkit.analysis.tables.text import rounded, say, say_accuracy, sentence, some
 
@@ -52,7 +37,7 @@ def verdict(results: Results, unit: str, least: float = MIN_EFFICIENCY) -> list[
     total, ok = len(results.runs), int((results.runs["status"] == "ok").sum())
     runs = f"{ok} of {total} runs ok" if ok < total else f"All {total} runs ok"
     runs = runs if total > 1 or not ok else "The one run is ok"
-    failed = failure(results, results.sizes, unit)
+    failed = conditions.failure(results, results.sizes, unit)
     if not measured:
         ends = "; ".join(filter(None, [runs, failed]))
         return ["Nothing was measured: no successful run has a rate.", f"{ends}."]
@@ -62,8 +47,8 @@ def verdict(results: Results, unit: str, least: float = MIN_EFFICIENCY) -> list[
     later = [c for c in doubts if not c.first]
     grave = [c.text for c in later if c.grave or c is later[0]]
     first = [*(sentence(c.text) for c in doubts if c.first), request]
-    kind = kind_of(measured[0])
-    rest = sorted({kind_of(s) for s in results.sizes if s.throughput} - {kind})
+    kind = scaling.kind_of(measured[0])
+    rest = sorted({scaling.kind_of(s) for s in results.sizes if s.throughput} - {kind})
     words = (" of ".join(part for part in other if part not in ("", *kind)) for other in rest)
     others = [*filter(None, dict.fromkeys(words))]
     kinds = f" The table has {some(others, 2)} too." * bool(others)
@@ -95,7 +80,7 @@ def verdict(results: Results, unit: str, least: float = MIN_EFFICIENCY) -> list[
 def request_of(results: Results, least: float = MIN_EFFICIENCY) -> Size | None:
     """The size to request, of the kind of scaling that is first in the table."""
     sizes = [s for s in first_kind(results.sizes, ranked=True) if s.throughput is not None]
-    return None if disturbed(results) else _size_to_request(sizes, least)
+    return None if conditions.disturbed(results) else _size_to_request(sizes, least)
 
 
 def first_kind(sizes: Sequence[Size], *, ranked: bool = False) -> list[Size]:
@@ -105,7 +90,7 @@ def first_kind(sizes: Sequence[Size], *, ranked: bool = False) -> list[Size]:
     """
     first = min(sizes, key=lambda s: s.throughput is None, default=None)
     end = None if ranked else 1
-    return [s for s in sizes if first and kind_of(s)[:end] == kind_of(first)[:end]]
+    return [s for s in sizes if first and scaling.kind_of(s)[:end] == scaling.kind_of(first)[:end]]
 
 
 def _size_to_request(sizes: Sequence[Size], least: float) -> Size | None:
@@ -133,8 +118,9 @@ def _size_to_request(sizes: Sequence[Size], least: float) -> Size | None:
     best = max(found, key=lambda s: s.throughput or 0, default=None)
     if best is None or best.devices != 1:
         return best
-    pool = spread_of(sizes)
-    return next((s for s in found if is_single(s) and not surely_faster(best, s, pool)), best)
+    pool = scaling.spread_of(sizes)
+    as_fast = [s for s in found if not scaling.surely_faster(best, s, pool)]
+    return next(filter(scaling.is_single, as_fast), best)
 
 
 def _is_faster(other: Size, size: Size) -> bool:
@@ -144,7 +130,7 @@ def _is_faster(other: Size, size: Size) -> bool:
         return False
     low, high = other.throughput_low, size.throughput_high
     if low is None or high is None:
-        low, high = other.throughput, FASTER * (size.throughput or 0)
+        low, high = other.throughput, scaling.FASTER * (size.throughput or 0)
     return (low or 0) > (high or 0)
 
 
@@ -152,10 +138,10 @@ def _request(
     results: Results, sizes: Sequence[Size], unit: str, least: float
 ) -> tuple[str, list[Caveat]]:
     """What to request, without a full stop, and the caveats that follow it."""
-    if disturbed(results):
-        return "Until then nothing can be requested", caveats(results, unit)
+    if conditions.disturbed(results):
+        return "Until then nothing can be requested", conditions.caveats(results, unit)
     size = _size_to_request(sizes, least)
-    doubts = caveats(results, unit, size)
+    doubts = conditions.caveats(results, unit, size)
     if size is None:
         notes = [s.note for s in sizes if s.note and s.note.startswith("not compared")]
         if notes and all(s.efficiency is None for s in sizes):
@@ -203,13 +189,14 @@ def share_of(size: Size, least: float, at: str = "") -> str:
 def _unsure(size: Size, least: float, doubts: Sequence[Caveat]) -> bool:
     """Whether the efficiency may be on the other side of the threshold."""
     ends = size.interval("efficiency")
-    few = ends is None or len(size.rates) < 2
-    return few or ends[0] <= least <= ends[1] or any(c.doubts for c in doubts)
+    if ends is None or len(size.rates) < 2 or any(c.doubts for c in doubts):
+        return True
+    return ends[0] <= least <= ends[1]
 
 
 def _fastest(results: Results, sizes: Sequence[Size], unit: str, least: float) -> str:
     """The fastest size, and the series that may be as fast; nothing where none is compared."""
-    pool = spread_of(results.sizes)
+    pool = scaling.spread_of(results.sizes)
     # What must not be compared, as copies of one program, is not the fastest either.
     known = [s for s in sizes if s.efficiency is not None] or [s for s in sizes if not s.note]
     if not known:
@@ -222,9 +209,9 @@ def _fastest(results: Results, sizes: Sequence[Size], unit: str, least: float) -
     if best.efficiency is not None and not best.is_base:
         text += f" at {percent(best.efficiency, least)} efficiency"
     text += _of_few(best)
-    equal = [s for s in known if s is not best and not surely_faster(best, s, pool)]
+    equal = [s for s in known if s is not best and not scaling.surely_faster(best, s, pool)]
     others = [s for s in equal if s.series != best.series]
-    names = [s.series for s in others if comparable_at(s) == comparable_at(best)]
+    names = [s.series for s in others if scaling.comparable_at(s) == scaling.comparable_at(best)]
     smaller = [s for s in equal if (s.devices or 0) < (best.devices or 0)]
     if few := min(smaller, key=lambda s: s.devices or 0, default=None):
         names.insert(0, f"{few.series} on {_short(few, unit)}")
@@ -256,13 +243,13 @@ def _limits(results: Results, measured: Sequence[Size], unit: str, least: float)
     line = fewest_nodes(measured, own.series)
     beside = [s for s in measured if s.series == own.series and s not in line and s.efficiency]
     on_more = "".join(f"; {where(s, unit)}: {percent(s.efficiency, least)}" for s in beside[:2])
-    unsure = _unsure(own, least, caveats(results, unit))
+    unsure = _unsure(own, least, conditions.caveats(results, unit))
     if not falls:
         verb = "seems to stay" if unsure else "stays"
         return f"Efficiency {verb} above {100 * least:g}% up to {text}{on_more}."
     verb = "seems to fall" if unsure else "falls"
-    cause = "" if disturbed(results) else cause_of(results, own)
-    if disturbed(results):
+    cause = "" if conditions.disturbed(results) else cause_of(results, own)
+    if conditions.disturbed(results):
         cause = f"; no cause is named while other programs use the cores{late_of(results, own)}"
     return f"Efficiency {verb} below {100 * least:g}% at {text}{cause}{on_more}."
 
@@ -276,9 +263,9 @@ def _learning(results: Results, unit: str, doubts: Sequence[Caveat]) -> tuple[st
     """What loss and accuracy do with the size, unless a caveat has said it; which do nothing."""
     parts, steady = list[str](), list[str]()
     for column, (name, form) in _MEASURES.items():
-        found = changes(results, results.sizes, column)
+        found = conditions.changes(results, results.sizes, column)
         change = next((c for c in found if c.matters), None)
-        if found and not change and alike(results, column):
+        if found and not change and conditions.alike(results, column):
             steady.append(name)
         if change is None or any(c.text.startswith(f"{name} ") for c in doubts):
             continue
@@ -296,7 +283,7 @@ def _memory(results: Results, unit: str) -> str:
         # The one process of dp drives several GPUs, and its peak is that of the first.
         known = size.peak_memory_mib or "oom" in size.not_ok
         if known and size.devices == size.world_size and not size.note:
-            groups[comparable_at(size)].append(size)
+            groups[scaling.comparable_at(size)].append(size)
     for group in sorted(groups.values(), key=lambda g: -(g[0].world_size or 0)):
         rows = [results.rows[run] for size in group for run in size.ok_runs]
         full = [s.series for s in group if "oom" in s.not_ok]
@@ -304,7 +291,8 @@ def _memory(results: Results, unit: str) -> str:
         if len(group) > 1 and fit and len(values_of(rows, "device_type")) < 2:
             low, high = (end(fit, key=lambda s: s.peak_memory_mib or 0) for end in (min, max))
             near = (high.peak_memory_mib or 0) < _MORE * (low.peak_memory_mib or 0)
-            if not full and (near or not differ(low.peaks_memory_mib, high.peaks_memory_mib)):
+            apart = conditions.differ(low.peaks_memory_mib, high.peaks_memory_mib)
+            if not full and (near or not apart):
                 return ""
             least, most = (
                 f"{s.series} {x / 1024:.2g} GiB" if x >= 1024 else f"{s.series} {x:.0f} MiB"
