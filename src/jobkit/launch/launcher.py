@@ -149,10 +149,8 @@ def prepare(plan: Plan, request: LaunchRequest) -> Launch:
         what = f"all {len(commands)} runs start in this folder"
         text = f"{what}: where the program writes files, say {{run_dir}}, each run's own folder"
         prepared.notes.append(text)
-    unit, per_step = map(plan.study.work.get, ("unit", "per_step"))
-    if unit and not per_step and not plan.study.pattern:
-        what = f"--unit {unit} needs --work-per-step, or a meter in the program that counts them"
-        prepared.notes.append(f"{what}: else rates are in steps/s")
+    if "unit" in plan.study.work and not ("per_step" in plan.study.work or plan.study.pattern):
+        prepared.notes.append("--unit alone: rates are in steps/s, unless the program has a meter")
     return prepared
 
 

@@ -142,7 +142,7 @@ CASES: dict[str, tuple[Callable[[], Results], list[str], list[str]]] = {
             1: [990.0, 995], 8: [7000.0, 7010]}),
         ["seems to fall below 80% at 8 GPUs"], []),
     "restarts": (lambda: study(GOOD, None, at_8(attempts=3)),
-        ["; 3 of 3 runs on 8 GPUs were started again, up to 2 times"], []),
+        ["; 3 of 12 runs were started again, up to 2 times"], []),
     "a cold first epoch": (lambda: study((1, 0.98, 0.95, 0.75), epochs=lambda n: (
             (1.0,) * 3 if n < 8 else (0.4, 1.2, 1.2))),
         ["; a slow first epoch adds 67% to the time: train longer", "seems to fall"], []),

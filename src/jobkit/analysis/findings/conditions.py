@@ -60,7 +60,6 @@ def caveats(results: Results, unit: str, request: Size | None = None) -> list[Ca
         *_before_all(results, compared, unit),
         *([Caveat(failed, grave=True)] if (failed := failure(results, own, unit, request)) else ()),
         *_unrated(results),
-        *_restarted(results, compared, unit),
         *_accuracy(results, compared, request, unit),
         *slow,
         *_different(results, compared, request, unit),
@@ -123,7 +122,7 @@ def failure(results: Results, sizes: Sequence[Size], unit: str, request: Size | 
 
 
 def _unrated(results: Results) -> Iterator[Caveat]:
-    """Runs that are ok and have no rate, though others of their series have one."""
+    """Runs that are ok and have no rate, though others of their series have, or had many starts."""
     rated = {s.series for s in results.sizes if s.rates}
     rows = [results.rows[run] for s in results.sizes if s.series in rated for run in s.ok_runs]
     left = [row.get("step_time_s") for row in rows if row.get("throughput") is None]
@@ -133,15 +132,10 @@ def _unrated(results: Results) -> Iterator[Caveat]:
     if other := len(left) - idle:
         text = f"{counted(other, 'rate')} left out: in another unit than others of their size"
         yield Caveat(text, grave=True)
-
-
-def _restarted(results: Results, compared: Sequence[Size], unit: str) -> Iterator[Caveat]:
-    """Sizes whose runs had to be started again."""
-    for size in compared:
-        starts = [row.get("attempts") or 1 for row in rows_of(results, size)]
-        if again := sum(count > 1 for count in starts):
-            text = f"{again} of {len(starts)} runs on {where(size, unit)} were started again"
-            yield Caveat(f"{text}, up to {counted(max(starts) - 1, 'time')}")
+    starts = [row.get("attempts") or 1 for row in rows]
+    if again := sum(count > 1 for count in starts):
+        most = counted(max(starts) - 1, "time")
+        yield Caveat(f"{again} of {len(rows)} runs were started again, up to {most}")
 
 
 def _reason_of(results: Results, size: Size) -> str:
