@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -75,12 +75,8 @@ def _fit(value: Any, dtype: str) -> Any:
 def records(table: pd.DataFrame) -> list[Row]:
     """The rows of a table as Python has them, with None for what is not there."""
     names = [str(name) for name in table.columns]
-    return [dict(zip(names, row, strict=True)) for row in zip(*_lists(table), strict=True)]
-
-
-def _lists(table: pd.DataFrame) -> Iterator[list[Any]]:
-    """The columns of a table as Python has them, with None for what is not there."""
-    return (c.astype(object).where(c.notna(), None).tolist() for _, c in table.items())
+    columns = (c.astype(object).where(c.notna(), None).tolist() for _, c in table.items())
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def save_table(path: Path, table: pd.DataFrame) -> None:
@@ -89,21 +85,18 @@ def save_table(path: Path, table: pd.DataFrame) -> None:
     A text that a spreadsheet would take for a formula gets an apostrophe before it: names and
     messages come from logs, which anybody may have written.
     """
-    columns = (
-        map(_cell, values) if dtype == TEXT else values
-        for values, dtype in zip(_lists(table), table.dtypes, strict=True)
-    )
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")  # of tables of thousands pandas' own is slow
     writer.writerow(map(_cell, table.columns))
-    writer.writerows(zip(*columns, strict=True))
+    writer.writerows(map(_cell, row.values()) for row in records(table))
     save(path, text.getvalue())
 
 
-def _cell(text: str | None) -> str | None:
-    """A text as a spreadsheet shows it."""
-    is_formula = text and text.startswith(_FORMULA) and not text.lstrip("-").isdecimal()
-    return f"'{text}" if is_formula else text
+def _cell(value: Any) -> Any:
+    """A value as a spreadsheet shows it."""
+    text = value if type(value) is str else ""
+    is_formula = text.startswith(_FORMULA) and not text.lstrip("-").isdecimal()
+    return f"'{text}" if is_formula else value
 
 
 def read_table(path: Path, columns: tuple[Column, ...], within: Path | None = None) -> pd.DataFrame:
