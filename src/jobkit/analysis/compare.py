@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jobkit.errors import Exit, Parser, UsageError, at_least, command
 
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """A difference is that of STUDY from OTHER, in per cent of the rate. Its interval says
 what is chance; all of them hold together with 95 % (Bonferroni). One line is of all sizes together.
-What else differs (devices, commits, days) is named first: two studies of one day each also differ
-by what changes from day to day.
+What else differs (devices, commits, settings, days) is named first: two studies of one day each
+also differ by what changes from day to day. Rates that do not say the work of a step are not judged
+where the commands differ.
 
 examples:
   python -m jobkit compare today last-month
@@ -27,17 +28,16 @@ examples:
 exit codes:
   0  no size of STUDY is slower beyond chance and tolerance
   2  wrong usage: no such study or file, or no size that both have measured
-  3  no size could be judged: one repeat of each shows no chance
+  3  no size could be judged: one repeat of each shows no chance, or commands differ
   4  a size of STUDY, or all of them together, is slower beyond chance and tolerance
 """
 # What may differ on purpose between two studies, and must then be named beside the comparison.
-_NAMED = (
-    *("device", "device_type", "driver_version", "git_commit", "torch_version", "model", "dataset"),
-    *("precision", "fp32", "global_batch_size", "batch_size_per_rank", "train_samples"),
-    *("threads_used", "nccl_version"),
-)
+_NAMED = ["device", "device_type", "git_commit", "torch_version", "model", "dataset", "precision"]
+_NAMED += ["fp32", "global_batch_size", "batch_size_per_rank", "train_samples", "threads_used"]
+_START = {"launcher", "auto"}  # settings of a command that leave the work of its steps alone
 _DAY_S = 24 * 3600
 _WHOLE = "on the whole"
+Settings = dict[str, dict[str, Any]]  # of each series, those that its runs share
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,9 @@ class Comparison:
 
     name: str
     difference: float  # of the logarithms of the rates, the study's less the other's
-    half_width: float | None  # of its interval; None: nothing shows chance
+    half_width: float | None  # of its interval; None: not judged
     tolerance: float
+    lacks: str = "that takes 2 repeats of a size"  # why it is not judged
 
     @property
     def slower(self) -> bool:
@@ -64,7 +65,7 @@ class Comparison:
         """The comparison in one line."""
         text, half = f"{self.name}: {math.expm1(self.difference):+.1%}", self.half_width
         if half is None:
-            return f"{text}: not judged: that takes 2 repeats of a size"
+            return f"{text}: not judged: {self.lacks}"
         low, high = (math.expm1(self.difference + x) for x in (-half, half))
         what = f"within {100 * self.tolerance:g} %" if self.tolerance else "chance"
         what = what if max(-low, high) < self.tolerance else f"may be {what}"
@@ -73,19 +74,33 @@ class Comparison:
         return f"{text} [{low:+.1%}, {high:+.1%} at 95%]: {what}"
 
 
+def settings_of(folder: Path, runs: "pd.DataFrame") -> Settings:
+    """What the runs of each series were to do, where their folders still say it."""
+    from jobkit.spec.study import read_run_spec, run_folders
+
+    series = dict(zip(runs["run_id"], runs["series"], strict=True))
+    folders = {f: series[f.name] for f in run_folders(folder) if f.name in series}
+    return {name: spec.comparable() for f, name in folders.items() if (spec := read_run_spec(f))}
+
+
 def compare(
-    runs: "pd.DataFrame", other: "pd.DataFrame", tolerance: float = 0.0
+    runs: "pd.DataFrame",
+    other: "pd.DataFrame",
+    tolerance: float = 0.0,
+    settings: Sequence[Settings] = ({}, {}),
 ) -> tuple[list[Comparison], list[str]]:
     """Compare the sizes that both have, and all together; what differs beside, in words.
 
     runs, other: with the columns of results.csv. tolerance: a share of the rate below which no
-    difference counts.
+    difference counts. settings: of both, as far as they are known.
     """
     from jobkit.analysis.collect.why import busy_clause
+    from jobkit.analysis.findings.causes import DIFFER
     from jobkit.analysis.scaling.scaling import sample_of
     from jobkit.analysis.scaling.sizes import sizes, where
     from jobkit.analysis.scaling.spread import CONFIDENCE, pool, quantile
     from jobkit.analysis.tables.frames import records
+    from jobkit.analysis.tables.series import IN_STEPS
     from jobkit.analysis.tables.text import some
 
     ours, theirs = (
@@ -99,36 +114,51 @@ def compare(
     )
     spread = pool([sample_of(s) for s in (*ours.values(), *theirs.values())])
     rows: list[tuple[str, float, float]] = []  # name, difference, its standard error
+    compared, unlike, untold = list[Comparison](), dict[str, tuple[Any, Any]](), set[str]()
     for key in (key for key in ours if key in theirs):
-        pair = ours[key], theirs[key]
+        pair, name = (ours[key], theirs[key]), key.rpartition(" (")[0]
         gap = math.log((pair[0].throughput or 1) / (pair[1].throughput or 1))
+        own, others = (known.get(pair[0].series, {}) for known in settings)
+        shared = own.keys() | others.keys() if own and others else set[str]()
+        differ = {n: (own.get(n), others.get(n)) for n in shared if own.get(n) != others.get(n)}
+        unlike |= differ
+        if (unit := pair[0].throughput_unit).endswith((IN_STEPS, "/h")):
+            why = f"{unit} do not say how much work each does: state --unit and --work-per-step"
+            if differ.keys() - _START:
+                why = f"the commands differ, and {why}"
+                compared.append(Comparison(name, gap, None, tolerance, why))
+                continue
+            untold |= set() if shared else {f"whether the commands differ is not known, and {why}"}
         error = math.hypot(*(spread.error(sample_of(s)) for s in pair)) if spread else 0.0
-        rows.append((key.rpartition(" (")[0], gap, error))
+        rows.append((name, gap, error))
     if spread and len(rows) > 1:
         weights = [1 / error**2 for _, _, error in rows]
         mean = sum(w * gap for w, (_, gap, _) in zip(weights, rows, strict=True)) / sum(weights)
         rows.append((_WHOLE, mean, 1 / math.sqrt(sum(weights))))
     # Wider by the number of tests (Bonferroni), so that all intervals hold together.
     factor = quantile(spread.freedom, 1 - (1 - CONFIDENCE) / len(rows)) if spread and rows else None
-    compared = [Comparison(n, gap, factor and factor * e, tolerance) for n, gap, e in rows]
+    compared += [Comparison(n, gap, factor and factor * e, tolerance) for n, gap, e in rows]
     remarks, ok = list[str](), [table[table["status"] == "ok"] for table in (runs, other)]
-    for name in _NAMED:
-        sides = [sorted({str(v) for v in table[name].dropna()}) for table in ok]
+    for name in dict.fromkeys([*_NAMED, *DIFFER, *sorted(unlike)]):
+        sides = [sorted({str(v) for v in t[name].dropna()}) if name in t else [] for t in ok]
+        if not all(sides) and name in unlike:  # else recorded as the runs decided it
+            sides = [[" ".join(v) if isinstance(v, tuple) else str(v)] for v in unlike[name]]
         if sides[0] != sides[1]:
             remarks.append(f"{name} differs: {' against '.join(some(s, 5) or '?' for s in sides)}")
+    remarks += untold
     starts = [table["start_time_s"].dropna() for table in ok]
     on_one_day = all(len(s) and s.max() - s.min() < _DAY_S for s in starts)
     if on_one_day and max(s.min() for s in starts) - min(s.max() for s in starts) >= _DAY_S / 2:
         text = "each study was measured on one day, and days differ: repeat both on several, or"
         remarks.append(f"{text} give --tolerance what days differ by")
-    for study, table, good, own, others in (
+    for study, table, good, own, missing in (
         ("first", runs, ok[0], ours, theirs), ("second", other, ok[1], theirs, ours)
     ):  # fmt: skip
         if bad := len(table) - len(good):
             remarks.append(f"{bad} of {len(table)} runs of the {study} are not ok")
         if busy := busy_clause(records(good)):
             remarks.append(f"in the {study} {busy}")
-        if names := [name for name in own if name not in others]:
+        if names := [name for name in own if name not in missing]:
             remarks.append(f"only in the {study}: {some(names, 5)}")
     return compared, remarks
 
@@ -154,8 +184,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     kept = Path(args.other) if args.other.endswith(".csv") else None
     studies = [Results.load(name) for name in ([args.study] if kept else [args.study, args.other])]
     outdated = [f"{study.name}: {OUTDATED}" for study in studies if study.is_outdated]
+    place = kept.parent if kept else studies[1].folder
     other = read_table(kept, RESULTS) if kept else studies[1].runs
-    compared, remarks = compare(studies[0].runs, other, args.tolerance / 100)
+    settings = settings_of(studies[0].folder, studies[0].runs), settings_of(place, other)
+    compared, remarks = compare(studies[0].runs, other, args.tolerance / 100, settings)
     if not compared:
         why = "; ".join(remarks) or "no rates"
         raise UsageError(f"no size that both have measured: {why}")

@@ -9,6 +9,7 @@ from jobkit.analysis.compare import compare, main
 from jobkit.analysis.findings.verdict import verdict
 from jobkit.analysis.scaling.spread import CONFIDENCE, pool, quantile, tail
 from jobkit.paths import StudyPaths
+from jobkit.spec.command import COMMAND_LINE
 from support.fake_study import whole_study
 from support.measured_study import results_of
 from support.refusals import refusal
@@ -81,6 +82,24 @@ def test_one_repeat_is_not_judged_and_what_differs_is_named() -> None:
     assert remarks[-1] == "only in the second: ddp at 2 ranks on 2 nodes (strong scaling, images/s)"
 
 
+def test_steps_of_which_the_work_may_differ_are_not_judged_and_settings_are_named() -> None:
+    now, before = (runs({1: [x, 1.01 * x], 2: [x, x]}, throughput_unit="steps/s") for x in (9, 5))
+    one = {"strategy": "ddp", "launcher": "srun", "bs": 8, COMMAND_LINE: ("train.py", "{bs}")}
+    for changes, said, judged in (
+        ({"launcher": "once"}, "launcher differs: srun against once", True),
+        ({"bs": 9}, "bs differs: 8 against 9", False),
+        ({COMMAND_LINE: ("x",)}, "command line differs: train.py {bs} against x", False),
+        (None, "whether the commands differ is not known, and steps/s do not say how much", True),
+    ):
+        settings = {"ddp": one}, {} if changes is None else {"ddp": one | changes}
+        found, remarks = compare(now, before, settings=settings)
+        assert remarks[0].startswith(said)
+        assert [c.half_width is not None for c in found] == [judged] * (2 + judged)
+        assert judged or "not judged: the commands differ, and steps/s do" in found[0].line()
+        in_images = (table.assign(throughput_unit="images/s") for table in (now, before))
+        assert all(c.half_width for c in compare(*in_images, settings=settings)[0])
+
+
 def test_the_command_is_a_gate_also_by_a_kept_table(capsys) -> None:
     plan = whole_study("old", strategies=("ddp",), gpus=(1, 2), repeats=3)
     whole_study("single-runs", strategies=("ddp",), gpus=(1, 2))
@@ -88,6 +107,9 @@ def test_the_command_is_a_gate_also_by_a_kept_table(capsys) -> None:
     assert "2 of 2 sizes judged: 0 slower beyond chance" in capsys.readouterr().out
     assert refusal(main, ["old"], capsys) and refusal(main, ["old", "nowhere.csv"], capsys)
     assert main(["single-runs", "single-runs"]) == 3
+    whole_study("new", strategies=("ddp",), gpus=(1, 2), settings={"accumulate": 2})
+    main(["new", "old"])
+    assert "\naccumulate differs: 2 against 1\n" in f"\n{capsys.readouterr().out}"
     path = StudyPaths(plan.paths.folder).results
     assert main(["old", str(path)]) == 0
     table = pd.read_csv(path)

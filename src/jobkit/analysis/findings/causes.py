@@ -40,10 +40,10 @@ _MIN_TOLERANCE, _TOLERANCE = 0.02, 0.1  # of the logarithm of an efficiency, and
 _NAMED = 1 / 3  # of the loss: a factor with less is not named
 _ANOTHER_DAY_S = 12 * 3600
 # What may differ between the runs of two sizes, and how it is called.
-_DIFFER = {"device": "device", "driver_version": "driver", "git_commit": "commit"}
-_DIFFER |= {"gpu_max_clock": "clock", "gpu_application_clock": "clock"}
-_DIFFER |= {"gpu_power_limit": "power limit", "cuda_version": "CUDA", "nccl_version": "NCCL"}
-_DIFFER |= {"cudnn_version": "cuDNN", "python_version": "Python"}
+DIFFER = {"device": "device", "driver_version": "driver", "git_commit": "commit"}
+DIFFER |= {"gpu_max_clock": "clock", "gpu_application_clock": "clock"}
+DIFFER |= {"gpu_power_limit": "power limit", "cuda_version": "CUDA", "nccl_version": "NCCL"}
+DIFFER |= {"cudnn_version": "cuDNN", "python_version": "Python"}
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ def differences(results: Results, size: Size, base: Size) -> list[str]:
     if not own or not other:
         return []
     different = []
-    for name, words in _DIFFER.items():
+    for name, words in DIFFER.items():
         here, there = values_of(own, name), values_of(other, name)
         if here and there and not {*here} & {*there}:
             different.append(f"another {words} ({_short(here)}, not {_short(there)})")
