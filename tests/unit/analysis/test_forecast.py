@@ -10,6 +10,8 @@ from jobkit.analysis import cli
 from jobkit.analysis.collect.results import collect
 from jobkit.analysis.findings.forecast import forecast_table, forecasts, links_of
 from jobkit.analysis.scaling.predict import MAX_FACTOR, Prediction
+from jobkit.analysis.tables.columns import RESULTS
+from jobkit.analysis.tables.frames import frame
 from jobkit.errors import UsageError
 from jobkit.metric import comm
 from jobkit.spec.runspec import RunSpec
@@ -17,7 +19,7 @@ from jobkit.spec.strategies import FACTS
 from jobkit.spec.traffic import Link, Links, Message, ModelSize, Scope, seconds
 from support import fake_study
 from support.fake_study import logs, whole_study
-from support.measured_study import results_of
+from support.measured_study import results_from, results_of, runs_of
 
 ODD = {
     "sizes from 6 on": ([6, 7, 9], [600.0, 690, 880]),
@@ -269,7 +271,23 @@ def test_the_speed_up_of_a_forecast_is_over_the_base_of_the_study() -> None:
     assert single == "single: 3 different sizes are needed for a fit (measured: 1)"
     assert ddp.speed_up(8)[0] == pytest.approx(ddp.prediction.rate(8)[0] / 125.5, rel=0.02)
     assert len(ddp.notes) == 1 and "is known to be on several nodes" in ddp.notes[0]
-    assert ddp.sizes == {8: 2}  # as full as the fullest that was measured
+    assert ddp.sizes == {8: None}  # nobody says how many a node has
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "pp"])
+def test_a_planned_size_is_where_it_was_planned_and_a_batch_has_so_many_ranks(strategy) -> None:
+    rows = runs_of({"s": {1: [100.0, 101], 2: [196.0, 197], 4: [380.0, 381], 8: [1]}})
+    rows = [row | {"strategy": strategy} for row in rows]
+    rows[-1] |= {"status": "oom", "reason": "CUDA out of memory", "throughput": None}
+    (found,), (why,) = forecasts(results_from(frame(rows, RESULTS)), (8, 1024))
+    (line,) = forecast_table(results_of({}), [found]).to_dict("records")
+    assert line["nodes"] == 1 and line["node_hours"] == pytest.approx(line["time_s"] / 3600)
+    said = "on 8 ranks 1 of 1 runs are not ok (CUDA out of memory): the forecast says nothing of"
+    assert len(found.notes) == 1 and found.notes[0].startswith(said)
+    beyond = "s: of 1024 ranks at most 512 have a sample: the global batch stays 512"
+    assert (why == beyond) is (strategy == "ddp")  # a pipeline has several ranks for a sample
+    (found,), _ = forecasts(results_from(frame(rows, RESULTS)), (8,), per_node=4)
+    assert found.sizes == {8: 2} and "measure one size on two nodes" in found.notes[0]
 
 
 def test_the_command_takes_links_and_work(modelled_study, tmp_path, monkeypatch, capsys) -> None:

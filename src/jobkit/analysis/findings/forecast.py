@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from jobkit.analysis.collect.results import Results
+from jobkit.analysis.findings.conditions import failure
 from jobkit.analysis.scaling.predict import Ends, Prediction
 from jobkit.analysis.scaling.sizes import Size, fewest_nodes
 from jobkit.analysis.tables.columns import FORECAST
@@ -18,6 +19,7 @@ from jobkit.analysis.tables.frames import Row, frame
 from jobkit.analysis.tables.text import counted
 from jobkit.errors import UsageError
 from jobkit.metric.comm import Line
+from jobkit.outcome.state import BAD_ENDS
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.strategies import FACTS
 from jobkit.spec.study import read_run_spec
@@ -75,6 +77,9 @@ def _forecast(
     per_node = given or max(several, default=None)
     nodes = {s.world_size or 0: s.nodes for s in curve if s.nodes}
     nodes = nodes if len(nodes) == len(curve) else {}  # of per_node, else by draws
+    planned = {s.world_size or 0: s for s in fewest_nodes(results.sizes, curve[0].series)}
+    if nodes and not given:
+        nodes = {n: s.nodes for n, s in planned.items() if s.nodes} | nodes
     # One run slowed down by other jobs would distort the forecast.
     sound = [
         (s.world_size or 0, rate)
@@ -88,18 +93,30 @@ def _forecast(
     sent, lacks, notes = None, list[str](), list[str]()
     if links:
         try:
-            sent = _sent_share(results, curve, links, per_node, beyond[-1])
+            sent = _sent_share(results, curve, links, per_node, nodes, beyond[-1])
         except UsageError as error:
             lacks.append(f"no measured links in its forecast: {error}")
     ranks, rates = [n for n, _ in sound], [rate for _, rate in sound]
     law = Prediction(ranks, rates, curve[0].scaling or "strong", per_node, sent, nodes)
-    refusals = {n: law.refused(n) for n in beyond}
-    full = per_node or (max(s.ranks_per_node or 1 for s in curve) if nodes else None)
-    sizes = {n: math.ceil(n / full) if full else None for n, why in refusals.items() if not why}
-    if per_node is None or (largest <= per_node < beyond[-1] and not (several or sent)):
+    facts, batch = FACTS.get(curve[0].strategy or ""), curve[0].global_batch_size
+    batch = batch if facts and law.strong and not facts.splits_model else None
+    refusals = {
+        n: f"of {n} ranks at most {batch} have a sample: the global batch stays {batch}"
+        if batch and n > batch
+        else law.refused(n)
+        for n in beyond
+    }
+    wanted = [n for n, why in refusals.items() if not why]
+    sizes = {n: nodes.get(n) or (math.ceil(n / per_node) if per_node else None) for n in wanted}
+    guessed = not several and any(on != 1 for on in sizes.values())
+    if guessed and (per_node is None or (largest <= per_node and not sent)):
         several_nodes = f"no size of {curve[0].series} is known to be on several nodes"
-        fix = "measure one size on two nodes" if given or nodes else "say --gpus-per-node"
+        fix = "measure one size on two nodes" if per_node else "say --gpus-per-node"
         notes.append(f"{several_nodes}: what communication between them costs is a guess: {fix}")
+    for size in (planned[n] for n in sizes if n in planned):
+        if {*size.not_ok} & {*BAD_ENDS}:
+            failed = failure(results, [size], "ranks")
+            notes.append(f"{failed}: the forecast says nothing of that")
     best = max(curve, key=lambda s: s.throughput or 0)
     if slower := [n for n in sizes if law.rate(n)[0] < (best.throughput or 0)]:
         place = f"on {' and '.join(map(str, slower))} ranks {best.series} is slower than on"
@@ -153,7 +170,12 @@ def links_of(lines: Iterable[Line]) -> Links:
 
 
 def _sent_share(
-    results: Results, curve: Sequence[Size], links: Links, per_node: int | None, last: int
+    results: Results,
+    curve: Sequence[Size],
+    links: Links,
+    per_node: int | None,
+    nodes: Mapping[int, int],
+    last: int,
 ) -> Callable[[float], float]:
     """The time of a step's messages at a size, over the time of a step at the smallest one.
 
@@ -171,13 +193,11 @@ def _sent_share(
     if not (own and bytes_fp32 and first.global_batch_size) or own.messages(settings, size) is None:
         raise UsageError("what it sends is known of ddp and fsdp alone, by settings and parameters")
     step_s = (first.global_batch_size or 0) / (first.throughput or 1)
-    places = {s.world_size: (s.nodes, s.ranks_per_node or 1) for s in curve if s.nodes}
 
     def share(ranks: float) -> float:
         n = max(1, round(ranks))
-        full = min(per_node or n, n)
-        nodes, each = places.get(n) or (math.ceil(n / full), full)
-        place = {"nodes": nodes, "ranks_per_node": each}
+        count = nodes.get(n) or math.ceil(n / (per_node or n))
+        place = {"nodes": count, "ranks_per_node": math.ceil(n / count)}
         return seconds(own.messages(settings | place, size) or (), links) / step_s
 
     for n in (*(s.world_size or 1 for s in curve), last):

@@ -122,7 +122,7 @@ class Prediction:
             return self.nodes[int(ranks)]
         if self.per_node:
             return math.ceil(ranks / self.per_node)
-        largest = self.sizes[-1] if self.nodes else 1  # they are on one
+        largest = max((n for n, on in self.nodes.items() if on == 1), default=1)
         full = np.exp2(np.round(points[:, PER_NODE] / math.log(2)))
         return np.asarray(np.ceil(ranks / np.maximum(full, largest)))
 
