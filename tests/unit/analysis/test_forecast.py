@@ -282,9 +282,9 @@ def test_a_planned_size_is_where_it_was_planned_and_a_batch_has_so_many_ranks(st
     (found,), (why,) = forecasts(results_from(frame(rows, RESULTS)), (8, 1024))
     (line,) = forecast_table(results_of({}), [found]).to_dict("records")
     assert line["nodes"] == 1 and line["node_hours"] == pytest.approx(line["time_s"] / 3600)
-    said = "on 8 ranks 1 of 1 runs are not ok (CUDA out of memory): the forecast says nothing of"
-    assert len(found.notes) == 1 and found.notes[0].startswith(said)
-    beyond = "s: of 1024 ranks at most 512 have a sample: the global batch stays 512"
+    said = "on 8 ranks 1 of 1 runs are not ok (CUDA out of memory): the forecast ignores that"
+    assert found.notes == (said,)
+    beyond = "s: 1024 ranks share a global batch of 512"
     assert (why == beyond) is (strategy == "ddp")  # a pipeline has several ranks for a sample
     (found,), _ = forecasts(results_from(frame(rows, RESULTS)), (8,), per_node=4)
     assert found.sizes == {8: 2} and "measure one size on two nodes" in found.notes[0]
@@ -308,7 +308,7 @@ def test_the_command_takes_links_and_work(modelled_study, tmp_path, monkeypatch,
     for wrong, text in (
         (["--comm", "absent.csv", "--forecast", "16"], "cannot read absent.csv"),
         (["--forecast", "3"], "measured up to 8"),
-        (["--forecast", "9", "--gpus-per-node", "2"], "ddp: measured with 4 ranks on 1 node"),
+        (["--forecast", "9", "--gpus-per-node", "2"], "ddp: measured with 8 ranks on a node"),
         (["--gpus-per-node", "4"], "no effect without --forecast"),
         (["--work", "9 tokens", "--forecast", "16"], "measured images, as '1000 images'"),
     ):

@@ -16,10 +16,8 @@ from jobkit.analysis.scaling.predict import Ends, Prediction
 from jobkit.analysis.scaling.sizes import Size, fewest_nodes
 from jobkit.analysis.tables.columns import FORECAST
 from jobkit.analysis.tables.frames import Row, frame
-from jobkit.analysis.tables.text import counted
 from jobkit.errors import UsageError
 from jobkit.metric.comm import Line
-from jobkit.outcome.state import BAD_ENDS
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.strategies import FACTS
 from jobkit.spec.study import read_run_spec
@@ -49,8 +47,7 @@ def forecasts(
     """The predictions of the measured series for the wanted sizes beyond their largest ones.
 
     And why a size that was wanted has none. Of a world size with several node counts, the fewest
-    nodes count. per_node: ranks of a full node; None: as many as the measured sizes have that are
-    on several. links: measured by jobkit comm.
+    nodes count. per_node: ranks of a full node (None: as on several). links: of jobkit comm.
     """
     measured = [s for s in results.sizes if s.speed_up is not None and s.world_size]
     made, reasons = list[Forecast](), list[str]()
@@ -69,17 +66,18 @@ def _forecast(
     results: Results, curve: list[Size], wanted: list[int], given: int | None, links: Links | None
 ) -> tuple[Forecast, list[str]]:
     """The forecast of a series, and what it lacks; raises UsageError where there is none."""
-    for size in curve:
-        if given and size.nodes and (size.world_size or 0) > given * size.nodes:
-            on = f"{size.world_size} ranks on {counted(size.nodes, 'node')}"
-            raise UsageError(f"measured with {on}, not --gpus-per-node {given}")
+    if given and (most := max(s.ranks_per_node or 0 for s in curve)) > given:
+        raise UsageError(f"measured with {most} ranks on a node, not --gpus-per-node {given}")
     several = [s.ranks_per_node or 1 for s in curve if (s.nodes or 1) > 1]
     per_node = given or max(several, default=None)
-    nodes = {s.world_size or 0: s.nodes for s in curve if s.nodes}
-    nodes = nodes if len(nodes) == len(curve) else {}  # of per_node, else by draws
     planned = {s.world_size or 0: s for s in fewest_nodes(results.sizes, curve[0].series)}
-    if nodes and not given:
-        nodes = {n: s.nodes for n, s in planned.items() if s.nodes} | nodes
+    placed = [*curve] if given else [*planned.values(), *curve]
+    nodes = {s.world_size or 0: s.nodes for s in placed if s.nodes}
+    nodes = nodes if all(s.nodes for s in curve) else {}  # of per_node, else by draws
+
+    def on(ranks: int) -> int | None:
+        return nodes.get(ranks) or (math.ceil(ranks / per_node) if per_node else None)
+
     # One run slowed down by other jobs would distort the forecast.
     sound = [
         (s.world_size or 0, rate)
@@ -93,30 +91,23 @@ def _forecast(
     sent, lacks, notes = None, list[str](), list[str]()
     if links:
         try:
-            sent = _sent_share(results, curve, links, per_node, nodes, beyond[-1])
+            sent = _sent_share(results, curve, links, on, beyond[-1])
         except UsageError as error:
             lacks.append(f"no measured links in its forecast: {error}")
     ranks, rates = [n for n, _ in sound], [rate for _, rate in sound]
     law = Prediction(ranks, rates, curve[0].scaling or "strong", per_node, sent, nodes)
-    facts, batch = FACTS.get(curve[0].strategy or ""), curve[0].global_batch_size
-    batch = batch if facts and law.strong and not facts.splits_model else None
-    refusals = {
-        n: f"of {n} ranks at most {batch} have a sample: the global batch stays {batch}"
-        if batch and n > batch
-        else law.refused(n)
-        for n in beyond
-    }
-    wanted = [n for n, why in refusals.items() if not why]
-    sizes = {n: nodes.get(n) or (math.ceil(n / per_node) if per_node else None) for n in wanted}
-    guessed = not several and any(on != 1 for on in sizes.values())
+    refusals = {n: law.refused(n) for n in beyond}
+    facts, batch = FACTS.get(curve[0].strategy or ""), curve[0].global_batch_size or math.inf
+    if facts and law.strong and not facts.splits_model:
+        refusals |= {n: f"{n} ranks share a global batch of {batch}" for n in beyond if n > batch}
+    sizes = {n: on(n) for n, why in refusals.items() if not why}
+    guessed = not several and {*sizes.values()} - {1}
     if guessed and (per_node is None or (largest <= per_node and not sent)):
         several_nodes = f"no size of {curve[0].series} is known to be on several nodes"
-        fix = "measure one size on two nodes" if per_node else "say --gpus-per-node"
+        fix = "say --gpus-per-node" if None in sizes.values() else "measure one size on two nodes"
         notes.append(f"{several_nodes}: what communication between them costs is a guess: {fix}")
-    for size in (planned[n] for n in sizes if n in planned):
-        if {*size.not_ok} & {*BAD_ENDS}:
-            failed = failure(results, [size], "ranks")
-            notes.append(f"{failed}: the forecast says nothing of that")
+    failed = [planned[n] for n in sizes if n in planned and planned[n].not_ok]
+    notes += [f"{failure(results, [s], 'ranks')}: the forecast ignores that" for s in failed]
     best = max(curve, key=lambda s: s.throughput or 0)
     if slower := [n for n in sizes if law.rate(n)[0] < (best.throughput or 0)]:
         place = f"on {' and '.join(map(str, slower))} ranks {best.series} is slower than on"
@@ -140,10 +131,9 @@ def forecast_table(results: Results, forecasts: Sequence[Forecast]) -> pd.DataFr
         for (end, of_time), rate, speed_up in zip(ends, rates, speed_ups, strict=True):
             row |= {f"throughput{end}": rate, f"speed_up{end}": speed_up}
             row[f"efficiency{end}"] = speed_up * (base.base_world_size or 1) / ranks
-            if base.time_amount:
-                time_s = base.time_amount / rate
-                row[f"time{of_time}_s"] = time_s
-                row[f"node_hours{of_time}"] = time_s * nodes / 3600 if nodes else None
+            time_s = (base.time_amount or math.nan) / rate  # NaN: an empty cell
+            row[f"time{of_time}_s"] = time_s
+            row[f"node_hours{of_time}"] = time_s * nodes / 3600 if nodes else None
         rows.append(row)
     return frame(rows, FORECAST)
 
@@ -170,16 +160,11 @@ def links_of(lines: Iterable[Line]) -> Links:
 
 
 def _sent_share(
-    results: Results,
-    curve: Sequence[Size],
-    links: Links,
-    per_node: int | None,
-    nodes: Mapping[int, int],
-    last: int,
+    results: Results, curve: list[Size], links: Links, on: Callable[[int], int | None], last: int
 ) -> Callable[[float], float]:
     """The time of a step's messages at a size, over the time of a step at the smallest one.
 
-    FSDP's shard groups count as equal in size. last: the largest size that is asked for.
+    FSDP's shard groups count as equal in size. on: nodes of a size. last: the largest one wanted.
     """
     first, run = curve[0], results.rows[curve[0].ok_runs[0]]
     spec = read_run_spec(results.paths.run(run["run_id"]).folder)
@@ -196,8 +181,8 @@ def _sent_share(
 
     def share(ranks: float) -> float:
         n = max(1, round(ranks))
-        count = nodes.get(n) or math.ceil(n / (per_node or n))
-        place = {"nodes": count, "ranks_per_node": math.ceil(n / count)}
+        nodes = on(n) or 1
+        place = {"nodes": nodes, "ranks_per_node": math.ceil(n / nodes)}
         return seconds(own.messages(settings | place, size) or (), links) / step_s
 
     for n in (*(s.world_size or 1 for s in curve), last):

@@ -66,7 +66,7 @@ class Prediction:
 
     per_node: ranks of a full node; None: not known, and every size is on one node. sent: the time
     of a step's messages at a size over that of a step at the smallest one, where links were
-    measured. nodes: of each measured size; default: as few as possible. rates: above 0, finite.
+    measured. nodes: of the sizes that are known; default: the fewest. rates: above 0, finite.
     Raises UsageError for fewer than three different sizes.
     """
 
@@ -109,12 +109,9 @@ class Prediction:
         """Why there is no prediction for that many ranks; empty where there is one."""
         # The speed-up is shown beside the rate, and has the doubt of the smallest size too.
         factor = max(high / low for _, low, high in (self.rate(ranks), self.speed_up(ranks)))
-        if factor <= MAX_FACTOR:
-            return ""
-        return (
-            f"the 95 % interval of a forecast to {ranks} ranks spans a factor of {factor:,.1f} "
-            f"(at most {MAX_FACTOR:g}): measure larger sizes, on several nodes too, or more repeats"
-        )
+        text = f"the 95 % interval of a forecast to {ranks} ranks spans a factor of {factor:,.1f} "
+        text += f"(at most {MAX_FACTOR:g}): measure larger sizes, on several nodes too, or more "
+        return f"{text}repeats" if factor > MAX_FACTOR else ""
 
     def _nodes_of(self, points: Values, ranks: float) -> Values | int:
         """How many nodes a size is on; where nobody says it, by each point."""
@@ -133,10 +130,8 @@ class Prediction:
         q, e = np.exp(points[:, [RING, NODES]]).T
         if self.strong:
             e = e * q
-        elif np.any(nodes > first):
-            full, within = (self.per_node or 0) / base, np.full(len(points), TYPICAL_LOSS)
-            if full > 1:
-                within = _own_loss(points, full) + q * (1 - 1 / full)
+        elif (full := (self.per_node or 0) / base) > 1 and np.any(nodes > first):
+            within = _own_loss(points, full) + q * (1 - 1 / full)
             e = e * ((within + SMALL_LOSS) / (TYPICAL_LOSS + SMALL_LOSS)) ** NODE_POWER
         hidden = np.maximum(0, points[:, HIDDEN] - NOTHING_HIDDEN) / (1 - NOTHING_HIDDEN)
         hidden = hidden * MAX_HIDDEN * (self.strong or bool(self.sent))
