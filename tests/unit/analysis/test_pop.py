@@ -63,12 +63,17 @@ def test_without_breakdowns_the_wait_for_data_explains_what_it_explains() -> Non
     assert size_breakdowns(results) == []
     last = results.sizes[-1]
     assert last.efficiency == pytest.approx(0.925)
-    outside = "; 100% of the loss is outside of what was measured; nothing that is recorded differs"
+    differ = "; nothing recorded of devices, versions and nodes differs"
+    outside = "; 100% of the loss is outside of what was measured"
     words = "waiting for data takes 8% of the time"
     for waits, said in (
-        ([0.01, 0.01], outside),
+        ([0.01, 0.01], outside + differ),
         ([0.01, 0.085], f", because {words}"),
         (None, "; what it is lost to was not measured"),
     ):
         waiting = results.runs.assign(data_wait_share=waits)
         assert cause_of(replace(results, runs=waiting), last) == said
+    whole_study("n", strategies=("ddp",), gpus=(1, "2x2"))
+    results = collect("n", write=False)
+    apart = results.runs.assign(data_wait_share=0.01, node_list=results.runs["run_id"])
+    assert cause_of(replace(results, runs=apart), results.sizes[-1]) == f"{outside}; 2 nodes, not 1"

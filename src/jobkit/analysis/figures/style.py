@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from matplotlib import ticker
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -185,6 +184,7 @@ def shared_settings(results: Results) -> list[str]:
     what = [" and ".join(devices) if len(devices) <= 2 else f"{len(devices)} device types"]
     what += [" on ".join(filter(None, (shared("model"), dataset))), shared("precision")]
     kinds = " and ".join(f"{kind} scaling" for kind in sorted(runs["scaling"].dropna().unique()))
-    repeats = runs["repeat"].max() + 1
-    how = [kinds, f"{repeats} repeats" if pd.notna(repeats) and repeats > 1 else ""]
+    repeats = sorted({size.runs_ok for size in results.sizes} - {0})
+    often = " to ".join(map(str, dict.fromkeys([*repeats[:1], *repeats[-1:]])))
+    how = [kinds, f"{often} repeats" if repeats and repeats[-1] > 1 else ""]
     return [text for line in (what, how) if (text := " | ".join(filter(None, line)))]

@@ -33,6 +33,7 @@ from jobkit.analysis.collect.results import Results
 from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.scaling.spread import MAX_OTHER_LOAD
 from jobkit.analysis.tables.frames import Row
+from jobkit.analysis.tables.text import counted
 from jobkit.spec.runspec import STRATEGIES
 
 _CLOCKS = 0.02  # by which the host's clock and a GPU's events may differ
@@ -146,7 +147,7 @@ def cause_of(results: Results, size: Size) -> str:
     elif gap < 0:
         text = f"; its profiled steps show {explained:.0%}, as {words}" if own else f"; {words}"
     else:
-        different = different or ["nothing that is recorded differs"]
+        different = different or ["nothing recorded of devices, versions and nodes differs"]
         share = min(1.0, gap / total)  # what was measured may be less of a loss than at the base
         text = f"; {f'{words}, but ' if words else ''}{share:.0%} of the loss is outside of what "
         text += "was measured"
@@ -254,7 +255,9 @@ def differences(results: Results, size: Size, base: Size) -> list[str]:
         different.append(f"other programs used {loads[0]:.0%} of the cores, {loads[1]:.0%} before")
     if not different:
         nodes = [{n for v in values_of(t, "node_list") for n in v.split(",")} for t in (own, other)]
-        if all(nodes) and not nodes[0] & nodes[1]:
+        if size.nodes and base.nodes and size.nodes != base.nodes:
+            different.append(f"{counted(size.nodes, 'node')}, not {base.nodes}")
+        elif all(nodes) and not nodes[0] & nodes[1]:
             different.append("other nodes")
         times = [median_of(table, "start_time_s") for table in (own, other)]
         if None not in times and abs(times[0] - times[1]) > _ANOTHER_DAY_S:  # type: ignore[operator]
