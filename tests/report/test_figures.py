@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from jobkit.analysis.collect.results import Results, collect
 from jobkit.analysis.figures.by_size import BY_SIZE, comparison_figure, size_figure
 from jobkit.analysis.figures.draw import FIGURES, draw, learning_figure
-from jobkit.analysis.figures.style import FAILED, FORMATS, IDEAL, INTERVAL, RANGE, looks, subtitle
+from jobkit.analysis.figures.style import FAILED, FORMATS, IDEAL, INTERVAL, RANGE, looks
 from jobkit.analysis.figures.why import why_figure
 from jobkit.analysis.findings.forecast import forecasts
 from support.fake_study import (
@@ -120,8 +120,8 @@ PANELS: dict[str, list[tuple[str, str, list[float], float | None]]] = {
 
 def test_a_figure_says_how_often_its_sizes_ran(strong: Results) -> None:
     few = (strong.runs["world_size"] == 1) | (strong.runs["repeat"] == 1)
-    shown = subtitle(replace(strong, runs=strong.runs[few]))
-    assert shown.endswith("strong scaling | 1 to 3 repeats")
+    figure = made(size_figure(replace(strong, runs=strong.runs[few]), "throughput"))
+    assert "strong scaling | 1 to 3 repeats" in figure.axes[0].get_title(loc="left")
 
 
 @pytest.mark.parametrize("name", PANELS)

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """A difference is that of STUDY from OTHER, in per cent of the rate. Its interval says
 what is chance; all of them hold together with 95 % (Bonferroni). One line is of all sizes together.
 What else differs (devices, commits, settings, days) is named first: two studies of one day each
-also differ by what changes from day to day. Rates that do not say the work of a step are not judged
-where the commands differ.
+also differ by what changes from day to day.
 
 examples:
   python -m jobkit compare today last-month
@@ -37,7 +36,7 @@ _NAMED += ["fp32", "global_batch_size", "batch_size_per_rank", "train_samples", 
 _START = {"launcher", "auto"}  # settings of a command that leave the work of its steps alone
 _DAY_S = 24 * 3600
 _WHOLE = "on the whole"
-Settings = dict[str, dict[str, Any]]  # of each series, those that its runs share
+Both = Sequence[dict[str, dict[str, Any]]]  # settings of each series, of each of two studies
 
 
 @dataclass(frozen=True)
@@ -56,11 +55,6 @@ class Comparison:
         half, most = self.half_width, math.log1p(-self.tolerance)
         return half is not None and self.difference + half < most
 
-    @property
-    def faster(self) -> bool:
-        """Whether it is faster beyond chance and tolerance."""
-        return replace(self, difference=-self.difference).slower
-
     def line(self) -> str:
         """The comparison in one line."""
         text, half = f"{self.name}: {math.expm1(self.difference):+.1%}", self.half_width
@@ -69,12 +63,12 @@ class Comparison:
         low, high = (math.expm1(self.difference + x) for x in (-half, half))
         what = f"within {100 * self.tolerance:g} %" if self.tolerance else "chance"
         what = what if max(-low, high) < self.tolerance else f"may be {what}"
-        if self.slower or self.faster:
+        if self.slower or replace(self, difference=-self.difference).slower:
             what = f"{'slower' if self.slower else 'faster'} beyond chance"
         return f"{text} [{low:+.1%}, {high:+.1%} at 95%]: {what}"
 
 
-def settings_of(folder: Path, runs: "pd.DataFrame") -> Settings:
+def settings_of(folder: Path, runs: "pd.DataFrame") -> dict[str, dict[str, Any]]:
     """What the runs of each series were to do, where their folders still say it."""
     from jobkit.spec.study import read_run_spec, run_folders
 
@@ -84,15 +78,12 @@ def settings_of(folder: Path, runs: "pd.DataFrame") -> Settings:
 
 
 def compare(
-    runs: "pd.DataFrame",
-    other: "pd.DataFrame",
-    tolerance: float = 0.0,
-    settings: Sequence[Settings] = ({}, {}),
+    runs: "pd.DataFrame", other: "pd.DataFrame", tolerance: float = 0.0, both: Both = ({}, {})
 ) -> tuple[list[Comparison], list[str]]:
     """Compare the sizes that both have, and all together; what differs beside, in words.
 
     runs, other: with the columns of results.csv. tolerance: a share of the rate below which no
-    difference counts. settings: of both, as far as they are known.
+    difference counts. both: settings of each, if known.
     """
     from jobkit.analysis.collect.why import busy_clause
     from jobkit.analysis.findings.causes import DIFFER
@@ -114,21 +105,18 @@ def compare(
     )
     spread = pool([sample_of(s) for s in (*ours.values(), *theirs.values())])
     rows: list[tuple[str, float, float]] = []  # name, difference, its standard error
-    compared, unlike, untold = list[Comparison](), dict[str, tuple[Any, Any]](), set[str]()
+    compared, unlike = list[Comparison](), dict[str, tuple[Any, Any]]()
     for key in (key for key in ours if key in theirs):
         pair, name = (ours[key], theirs[key]), key.rpartition(" (")[0]
         gap = math.log((pair[0].throughput or 1) / (pair[1].throughput or 1))
-        own, others = (known.get(pair[0].series, {}) for known in settings)
+        own, others = (known.get(pair[0].series, {}) for known in both)
         shared = own.keys() | others.keys() if own and others else set[str]()
         differ = {n: (own.get(n), others.get(n)) for n in shared if own.get(n) != others.get(n)}
         unlike |= differ
-        if (unit := pair[0].throughput_unit).endswith((IN_STEPS, "/h")):
-            why = f"{unit} do not say how much work each does: state --unit and --work-per-step"
-            if differ.keys() - _START:
-                why = f"the commands differ, and {why}"
-                compared.append(Comparison(name, gap, None, tolerance, why))
-                continue
-            untold |= set() if shared else {f"whether the commands differ is not known, and {why}"}
+        if (unit := pair[0].throughput_unit).endswith((IN_STEPS, "/h")) and differ.keys() - _START:
+            why = f"the commands differ, and {unit} do not say the work of each: state --unit and "
+            compared.append(Comparison(name, gap, None, tolerance, f"{why}--work-per-step"))
+            continue
         error = math.hypot(*(spread.error(sample_of(s)) for s in pair)) if spread else 0.0
         rows.append((name, gap, error))
     if spread and len(rows) > 1:
@@ -145,7 +133,6 @@ def compare(
             sides = [[" ".join(v) if isinstance(v, tuple) else str(v)] for v in unlike[name]]
         if sides[0] != sides[1]:
             remarks.append(f"{name} differs: {' against '.join(some(s, 5) or '?' for s in sides)}")
-    remarks += untold
     starts = [table["start_time_s"].dropna() for table in ok]
     on_one_day = all(len(s) and s.max() - s.min() < _DAY_S for s in starts)
     if on_one_day and max(s.min() for s in starts) - min(s.max() for s in starts) >= _DAY_S / 2:
@@ -169,8 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = "Compare the rates of two studies, or of a study and a results.csv kept as reference."
     parser = Parser(prog="jobkit compare", description=text, epilog=_EXAMPLES)
     parser.add_argument("study", metavar="STUDY", help="a study's folder or bare name")
-    text = "another study, or a results.csv kept of one"
-    parser.add_argument("other", metavar="OTHER", help=text)
+    parser.add_argument("other", metavar="OTHER", help="another study, or the results.csv of one")
     number, text = at_least(float, 0), "differences up to so many per cent do not count (default 0)"
     parser.add_argument("--tolerance", type=number, default=0.0, metavar="PERCENT", help=text)
     args = parser.parse_args(argv)
@@ -186,8 +172,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     outdated = [f"{study.name}: {OUTDATED}" for study in studies if study.is_outdated]
     place = kept.parent if kept else studies[1].folder
     other = read_table(kept, RESULTS) if kept else studies[1].runs
-    settings = settings_of(studies[0].folder, studies[0].runs), settings_of(place, other)
-    compared, remarks = compare(studies[0].runs, other, args.tolerance / 100, settings)
+    both = settings_of(studies[0].folder, studies[0].runs), settings_of(place, other)
+    compared, remarks = compare(studies[0].runs, other, args.tolerance / 100, both)
     if not compared:
         why = "; ".join(remarks) or "no rates"
         raise UsageError(f"no size that both have measured: {why}")

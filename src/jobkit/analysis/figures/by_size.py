@@ -77,8 +77,7 @@ def size_figure(results: Results, name: str, forecasts: Sequence[Forecast] = ())
     title = " and ".join(dict.fromkeys(label.split(" (")[0] for label in labels))
     if len({s.scaling for s in results.sizes}) > 1:
         title += f", {sizes[0].scaling or 'unstated'} scaling"
-    subtitle = "\n".join([style.subtitle(results), *texts[0][1:]])
-    figure, axes = style.new_figure(len(known), f"{results.name}: {title}", subtitle)
+    figure, axes = style.new_figure(len(known), title, results, more=texts[0][1:])
     look = style.looks(s.series for s in results.sizes if s.world_size)
     beyond = [f for f in forecasts if f.base in sizes] if name == "speed_up" else []
     places = [s.devices or 0 for s in sizes] + [n for f in beyond for n in f.sizes]
@@ -114,9 +113,7 @@ def size_figure(results: Results, name: str, forecasts: Sequence[Forecast] = ())
     return figure
 
 
-def _draw_forecasts(
-    axes: Axes, forecasts: Sequence[Forecast], look: Mapping[str, style.Look]
-) -> None:
+def _draw_forecasts(axes: Axes, forecasts: Sequence[Forecast], look: dict[str, style.Look]) -> None:
     """Draw each forecast with its interval, from the largest measured size on."""
     for forecast in forecasts:
         x = np.geomspace(forecast.prediction.sizes[-1], max(forecast.sizes), 33)
@@ -218,8 +215,8 @@ def comparison_figure(results: Results) -> Figure | None:
     }
     series = [style.short(s.series) for s in shown]
     table = pd.DataFrame(columns, index=series, dtype=float).dropna(axis=1, how="all")
-    title = f"{results.name}: side by side at {where(shown[0], style.unit(results))}"
-    figure, axes = style.new_figure(table.shape[1], title + note, style.subtitle(results))
+    title = f"side by side at {where(shown[0], style.unit(results))}"
+    figure, axes = style.new_figure(table.shape[1], title + note, results)
     figure.set_figheight(2.2 + 0.42 * len(shown))
     look = style.looks(s.series for s in results.sizes)
     colours = [look[s.series]["color"] for s in shown]

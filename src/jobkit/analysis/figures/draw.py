@@ -45,8 +45,8 @@ def learning_figure(results: Results) -> Figure | None:
         sizes, of_series = shown["world_size"], shown.groupby("series")["world_size"]
         ends = sizes.eq(of_series.transform("min")) | sizes.eq(of_series.transform("max"))
         shown, note = shown[ends.fillna(True)], f"{note}, smallest and largest size"
-    title = f"{results.name}: {' and '.join(_PANELS[name] for name in panels)}{note}"
-    figure, axes = style.new_figure(len(panels), title, style.subtitle(results))
+    title = f"{' and '.join(_PANELS[name] for name in panels)}{note}"
+    figure, axes = style.new_figure(len(panels), title, results)
     look = style.looks(s.series for s in results.sizes)
     ranks = sorted(shown["world_size"].dropna().unique())
     groups: Any = shown.groupby(["series", "world_size"], dropna=False)
@@ -99,13 +99,8 @@ class StudyFigure(NamedTuple):
 FIGURES = (
     StudyFigure("time_per_epoch", "Time per epoch, per run or per amount of work, at each size."),
     StudyFigure("throughput", "Throughput over all ranks and per rank."),
-    StudyFigure(
-        "speed_up",
-        "Speed-up over the base of the table and, in grey, the forecast, which is not measured.",
-    ),
-    StudyFigure(
-        "efficiency", "Parallel efficiency: the share of the ideal speed-up that is reached."
-    ),
+    StudyFigure("speed_up", "Speed-up over the table's base; in grey the forecast (not measured)."),
+    StudyFigure("efficiency", "Parallel efficiency: the share of the ideal speed-up reached."),
     StudyFigure(
         "why",
         "Shares of a step's time by cause: means over ranks; below, where one comes last beyond "

@@ -37,11 +37,9 @@ IDEAL, INTERVAL = "ideal scaling from the smallest size", "95 % interval between
 RANGE, FAILED = "range of the repeats", "run not ok"
 FORECAST, BAND = "forecast: not measured", "95 % prediction interval"
 ON_MORE = "as many on more nodes"
-_BAR: Any = {"color": GREY, "marker": "|", "ms": 11, "ls": ""}
 _MARKS: dict[str, Artist] = {
     IDEAL: Line2D([], [], color=GREY, lw=0.9),
-    INTERVAL: Line2D([], [], **_BAR),
-    RANGE: Line2D([], [], **_BAR),
+    **dict.fromkeys((INTERVAL, RANGE), Line2D([], [], color=GREY, marker="|", ms=11, ls="")),
     FAILED: Line2D([], [], **NOT_OK),
     FORECAST: Line2D([], [], color=GREY, lw=1.4, ls=(0, (4, 2))),
     ON_MORE: Line2D([], [], color=GREY, marker="o", mfc="none", ls=""),
@@ -86,14 +84,17 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
     }
 
 
-def new_figure(panels: int, title: str, subtitle: str, rows: int = 1) -> tuple[Figure, list[Axes]]:
-    """A figure with panels side by side in each row, under a title and subtitle; its panels."""
+def new_figure(
+    panels: int, title: str, results: Results, rows: int = 1, more: Iterable[str] = ()
+) -> tuple[Figure, list[Axes]]:
+    """A figure with panels side by side, under a title, what all runs share, and more."""
+    lines = [*(textwrap.fill(text, _WIDTH) for text in shared_settings(results)), *more]
     size = (6.4 if panels == 1 else 10.4, 4.6 if rows == 1 else 1.4 + 3.3 * rows)
     figure = Figure(figsize=size, dpi=150)
     axes = list(figure.subplots(rows, panels, squeeze=False).flat)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
+    figure.suptitle(f"{results.name}: {title}", x=0.01, ha="left", fontsize=13, fontweight="bold")
     # A left title has room in the layout, right under the figure's own title.
-    axes[0].set_title(subtitle, loc="left", fontsize=9, color="#444444", pad=10)
+    axes[0].set_title("\n".join(lines), loc="left", fontsize=9, color="#444444", pad=10)
     return figure, axes
 
 
@@ -161,29 +162,18 @@ def fastest(results: Results, names: Iterable[str], limit: int) -> tuple[list[st
         return series, ""
     rates = results.scaling.groupby("series")["throughput"].max().fillna(0)
     best = sorted(series, key=lambda name: -rates.get(name, 0))[:limit]
-    note = f", the {limit} fastest of {len(series)} series"
-    return [name for name in series if name in best], note
-
-
-def subtitle(results: Results) -> str:
-    """What all runs share: device, model, data, precision, kind of scaling."""
-    return "\n".join(textwrap.fill(text, _WIDTH) for text in shared_settings(results))
+    return [n for n in series if n in best], f", the {limit} fastest of {len(series)} series"
 
 
 def shared_settings(results: Results) -> list[str]:
-    """The same as at most two lines of any length."""
-    runs = results.runs
-
-    def shared(name: str) -> str:
-        """The value that all runs share; empty where they differ or it is not known."""
-        values = runs[name].dropna().unique()
-        return str(values[0]) if len(values) == 1 else ""
-
-    devices = list(runs["device"].dropna().unique())
-    dataset = shared("dataset").rstrip("/").rpartition("/")[2]
+    """What all runs share, in two lines at most: device, model, data, precision, scaling."""
+    names = ("device", "model", "dataset", "precision", "scaling")
+    values = {n: sorted(map(str, results.runs[n].dropna().unique())) for n in names}
+    model, dataset, precision = (v[0] if len(v := values[n]) == 1 else "" for n in names[1:4])
+    devices, dataset = values["device"], dataset.rstrip("/").rpartition("/")[2]
     what = [" and ".join(devices) if len(devices) <= 2 else f"{len(devices)} device types"]
-    what += [" on ".join(filter(None, (shared("model"), dataset))), shared("precision")]
-    kinds = " and ".join(f"{kind} scaling" for kind in sorted(runs["scaling"].dropna().unique()))
+    what += [" on ".join(filter(None, (model, dataset))), precision]
+    kinds = " and ".join(f"{kind} scaling" for kind in values["scaling"])
     repeats = sorted({size.runs_ok for size in results.sizes} - {0})
     often = " to ".join(map(str, dict.fromkeys([*repeats[:1], *repeats[-1:]])))
     how = [kinds, f"{often} repeats" if repeats and repeats[-1] > 1 else ""]

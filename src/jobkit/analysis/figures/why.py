@@ -33,10 +33,10 @@ def why_figure(results: Results) -> Figure | None:
     if not found:
         return None
     names, note = style.fastest(results, (one.size.series for one in found), _MAX_SERIES)
-    title = f"{results.name}: time of a step by cause{note}"
+    title = f"time of a step by cause{note}"
     shown = [one for one in found if one.size.series in names]
     late = {one.size.series: one for one in shown if one.row.get("breakdown_by_rank")}
-    figure, axes = style.new_figure(len(names), title, style.subtitle(results), 1 + bool(late))
+    figure, axes = style.new_figure(len(names), title, results, 1 + bool(late))
     milli = max(one.row["breakdown_iteration_s"] for one in shown) < 1
     factor, word = (1000, "milliseconds") if milli else (1, "seconds")
     for column, name in enumerate(names):

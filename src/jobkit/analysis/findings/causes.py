@@ -33,9 +33,9 @@ from jobkit.analysis.collect.results import Results
 from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.scaling.spread import MAX_OTHER_LOAD
 from jobkit.analysis.tables.frames import Row
-from jobkit.analysis.tables.text import counted
 from jobkit.spec.runspec import STRATEGIES
 
+Factors = dict[str, tuple[float, str]]  # over those of a smaller size, each with its words
 _CLOCKS = 0.02  # by which the host's clock and a GPU's events may differ
 _MIN_TOLERANCE, _TOLERANCE = 0.02, 0.1  # of the logarithm of an efficiency, and of its loss
 _NAMED = 1 / 3  # of the loss: a factor with less is not named
@@ -109,9 +109,6 @@ def size_breakdowns(results: Results) -> list[SizeBreakdown]:
             own, base = (x | {"computation": x["computation"] / scale} for x in (own, base))
             breakdowns.append(SizeBreakdown(size, row, first, of_first, own, base))
     return breakdowns
-
-
-Factors = dict[str, tuple[float, str]]  # over those of a smaller size, each with its words
 
 
 def cause_of(results: Results, size: Size) -> str:
@@ -255,8 +252,8 @@ def differences(results: Results, size: Size, base: Size) -> list[str]:
         different.append(f"other programs used {loads[0]:.0%} of the cores, {loads[1]:.0%} before")
     if not different:
         nodes = [{n for v in values_of(t, "node_list") for n in v.split(",")} for t in (own, other)]
-        if size.nodes and base.nodes and size.nodes != base.nodes:
-            different.append(f"{counted(size.nodes, 'node')}, not {base.nodes}")
+        if base.nodes and (size.nodes or 0) > base.nodes:
+            different.append(f"{size.nodes} nodes, not {base.nodes}")
         elif all(nodes) and not nodes[0] & nodes[1]:
             different.append("other nodes")
         times = [median_of(table, "start_time_s") for table in (own, other)]
