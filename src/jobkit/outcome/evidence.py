@@ -13,18 +13,18 @@ _EPOCH = re.compile(r'\[METRIC\].*"kind":"epoch"')
 _ATTEMPT = re.compile(r'\[METRIC\].*"attempt":([0-9]{1,9})\b')
 _TRACEBACK = "Traceback (most recent call last):"
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*)(?::\s|:?$)")
+_IGNORED = "Exception ignored"  # by Python, in a finaliser
 _CHAINED = re.compile(r"^(?:During handling of the above|The above exception was the direct)")
 _RANK = re.compile(r"rank\s*[:=]?\s*([0-9]{1,7})|^\s*([0-9]{1,7}):\s", re.IGNORECASE)
 
 # How much a sign says about the cause. The strongest sign wins; of equals, the first in time.
 _CAUSE, _MEMORY_TEXT, _KILLED, _ECHO, _LAST_RESORT = 5, 4, 3, 2, 1
 
-_OOM_TEXT = (
+_OOM = re.compile(
     r"(?:CUDA|HIP|XPU) out of memory|OutOfMemoryError|^MemoryError\b"
     r"|DefaultCPUAllocator: (?:can't allocate|not enough)|std::bad_alloc"
     r"|CUBLAS_STATUS_ALLOC_FAILED|Cannot allocate memory"
 )
-_OOM = re.compile(_OOM_TEXT)
 _ENDS_BY_SIGNAL = "(?:Killed|Segmentation fault|Aborted|Bus error|Floating point exception)"
 _LINES: tuple[tuple[int, str, str, re.Pattern[str]], ...] = tuple(
     (strength, status, reason, re.compile(pattern))
@@ -34,9 +34,8 @@ _LINES: tuple[tuple[int, str, str, re.Pattern[str]], ...] = tuple(
         (_CAUSE, "node_fail", "a node failed", r"DUE TO NODE FAILURE|srun: error: Node failure on"),
         (_CAUSE, "cancelled", "cancelled", r"\*\*\* JOB \S+ ON \S+ CANCELLED AT"),
         (_CAUSE, "oom", "out of memory", r"(?i:oom[-_]kill)|tasks? [\d,-]+: Out Of Memory"),
-        (_CAUSE, "oom", "out of memory", r"exceeded memory limit .*being killed"),
-        (_CAUSE, "oom", "out of memory", r"[Oo]ut of memory: Killed process"),
-        (_MEMORY_TEXT, "oom", "out of memory", _OOM_TEXT),
+        (_CAUSE, "oom", "out of memory", r"memory limit .*being killed|[Oo]ut of memory: Killed"),
+        (_MEMORY_TEXT, "oom", "out of memory", _OOM.pattern),
         (_KILLED, "failed", "killed", rf"srun: error: .*: tasks? [\d,-]+: {_ENDS_BY_SIGNAL}"),
         (_KILLED, "failed", "killed", r"Signal \d+ \(SIG(?:KILL|SEGV|ABRT|BUS|FPE|ILL)\) received"),
         (_ECHO, "failed", "a task failed", r"srun: error: .*: tasks? [\d,-]+: Exited with exit"),
@@ -104,19 +103,19 @@ def of_newest(lines: list[str], attempt: int | None) -> list[str]:
     return lines[begin:]
 
 
-def find_sign(lines: list[str]) -> Sign | None:
+def find_sign(lines: list[str], went_on_to: int = 0) -> Sign | None:
     """The line that best explains why the run ended: the strongest sign, the first of equals.
 
-    What training went on after was no end, except by Slurm's word, which is final.
+    What training went on after (went_on_to: a line) was no end, but for Slurm's word.
     """
-    return max(_signs(lines), key=lambda sign: sign.strength, default=None)
+    return max(_signs(lines, went_on_to), key=lambda sign: sign.strength, default=None)
 
 
-def _signs(lines: list[str]) -> Iterator[Sign]:
+def _signs(lines: list[str], went_on_to: int) -> Iterator[Sign]:
     texts = [ANSI.sub("", text).rstrip("\r") for text in lines]
     epochs = [index for index, text in enumerate(lines) if _EPOCH.search(text)]
     # The last one may have been under way on rank 0 as another rank fell.
-    went_on_to = epochs[-2] if len(epochs) > 1 else 0
+    went_on_to = max(went_on_to, *epochs[-2:-1], 0)
     skip: set[int] = set()
     timed_out = False  # then srun kills those for which the others have waited
     for index, text in enumerate(lines):
@@ -124,7 +123,8 @@ def _signs(lines: list[str]) -> Iterator[Sign]:
             continue
         if _TRACEBACK in text:
             prefix, body, end = _exception(texts, index, skip)
-            if end < went_on_to:
+            before = (x for x in texts[max(0, index - 99) : index][::-1] if x.startswith(prefix))
+            if end < went_on_to or next(before, "").startswith(prefix + _IGNORED):
                 continue
             timed_out = timed_out or "imed out" in body or "timeout" in body
             yield _judge(prefix, body, clean(texts[end]))

@@ -82,6 +82,27 @@ def test_a_bad_request_is_one_line(place: Path, capsys) -> None:
     assert not (place / "logs").exists()
 
 
+def test_an_error_that_training_went_on_after_is_said_and_was_no_end() -> None:
+    """What a rank said before the last line of another one may have been the end."""
+    retried = (
+        "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB; retrying with batch 32\n"
+    )
+    *early, last = nanogpt(100.0, "").splitlines(keepends=True)
+    rate = "{'loss': 4.3, 'epoch': 1}\n{'train_runtime': 9.9, 'train_samples_per_second': 30.5}\n"
+    logs = {"a": TRACEBACK + nanogpt(100.0), "b": retried + nanogpt(100.0)}
+    logs |= {"c": "".join([*early, TRACEBACK, last, "ranks=1"]), "d": f"ranks=1\n{TRACEBACK}"}
+    runs = collected(*NANOGPT, **logs).runs
+    assert list(runs["status"]) == ["ok", "ok", "failed", "failed"]
+    assert "so the run counts as ok: ValueError: no" in runs["problems"][0]
+    assert "CUDA out of memory" in runs["problems"][1] and runs["reason"][3] == "ValueError: no"
+    more = {"a": f"ranks=1\n{TRACEBACK}{rate}", "b": rate.splitlines()[0] + TRACEBACK + "ranks=1\n"}
+    runs = collected(*NANOGPT, "--pattern", "transformers", **more).runs
+    assert list(runs["status"])[:2] == ["ok", "failed"]
+    step = "[METRIC] step={0} step_time_s=1\n"
+    runs = collected(gpu1=retried + step.format(1) + step.format(2)).runs.set_index("run_id")
+    assert runs.loc["gpu1.log", "status"] == "ok"
+
+
 def test_what_a_size_finds() -> None:
     logs = {n: nanogpt(5, f"nodes={nodes} ranks={ranks} for {n} ranks={ranks}")
             for n, nodes, ranks in (("a", 2, 8), ("b", 3, 6))}  # fmt: skip

@@ -79,6 +79,9 @@ def test_a_fault_that_training_survived_was_no_end() -> None:
     assert reason(*handled) == "" and "Killed" in reason(*handled, EXITED, killed)
     assert "timed out" in reason(*handled[:4]) and "timed out" in reason(*handled[:4], killed)
     assert "oom_kill" in reason("slurmstepd: error: Detected 1 oom_kill event", EPOCH, EPOCH)
+    ignored = "Exception ignored in: <function Iter.__del__ at 0x7f>"
+    assert reason(ignored, HEAD, "  File", "AssertionError: can only test a child process") == ""
+    assert "boom" in reason(f"1: {ignored}", *of_rank(0, "ValueError: boom", "{}: "))
 
 
 def test_only_the_newest_start_counts() -> None:

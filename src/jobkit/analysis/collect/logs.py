@@ -14,7 +14,7 @@ from jobkit.analysis.collect.rows import observed_of, of_tables, result_row
 from jobkit.analysis.collect.steps import Observed
 from jobkit.analysis.tables.frames import Row
 from jobkit.analysis.tables.series import IN_STEPS
-from jobkit.errors import UsageError
+from jobkit.errors import ANSI, UsageError
 from jobkit.files import open_regular
 from jobkit.metric.pattern import Pattern
 from jobkit.outcome.evidence import find_sign, of_newest
@@ -22,6 +22,7 @@ from jobkit.outcome.logs import MOST_READ, read_tail
 from jobkit.outcome.state import BAD_ENDS, RunState
 
 _ANYWHERE = Path("/")  # the user named the files
+_MEASURED = r'\[METRIC\] (?:[^{]|.*"kind":"(?:epoch|window)")'
 _HEAD = 1 << 20  # bytes of a log in which its size is looked for
 
 
@@ -98,9 +99,12 @@ def _judged(
     end = records.last("run_end")
     recorded = end.get("status") if end.get("attempt") == records.newest else None
     tail = of_newest(read_tail(path, within=_ANYWHERE), records.newest)
-    sign = None if recorded == "ok" else find_sign(tail)
-    if sign and sign.status != "ok":
-        return {"status": sign.status, "reason": sign.reason, "evidence": sign.text}
+    if recorded != "ok" and (seen := find_sign(tail)):
+        sign = find_sign(tail, _went_on_to(tail, logs.pattern)) if "throughput" in row else seen
+        if sign:
+            return {"status": sign.status, "reason": sign.reason, "evidence": sign.text}
+        passed = f"{path.name}: training went on after this error, so the run counts as ok: "
+        records.problems.append(passed + seen.reason)
     if recorded in BAD_ENDS:
         return {"status": recorded, "reason": str(end.get("reason") or "its last record says so")}
     if "throughput" not in row:
@@ -115,6 +119,18 @@ def _judged(
         return {"status": "failed", "reason": why_not}
     unknown = "read from a log: whether it ended well is not known"
     return {"status": "ok", "reason": None if recorded == "ok" else unknown}
+
+
+def _went_on_to(lines: list[str], pattern: Pattern | None) -> int:
+    """The line that training reached: the last but one of steps, or the last of all of them.
+
+    The last one of steps may have been under way as another rank fell.
+    """
+    of_steps = [re.compile(text) for text in (pattern.lines if pattern else (_MEASURED,))]
+    texts = (ANSI.sub("", line) for line in lines)
+    at = [i for i, text in enumerate(texts) if any(x.search(text) for x in of_steps)]
+    running = pattern is not None and pattern.spans == "running"
+    return next(iter(at[-1:] if running else at[-2:-1]), 0)
 
 
 def size_of(path: Path, logs: GivenLogs) -> Row:
