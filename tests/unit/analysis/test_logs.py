@@ -240,6 +240,10 @@ def test_a_rate_that_each_rank_prints_is_of_one_or_of_all_and_not_compared() -> 
     found = collected("--scaling", "weak", gpu2=each)
     assert list(found.runs["throughput"]) == [1000, 2000]
     assert set(found.scaling["scaling"]) == {"weak"}
+    third = each.replace("step", "rank=3 step")
+    assert "are of rank 3, and none of rank 0" in collected(gpu2=third).runs["reason"][1]
+    other = third.replace("1,000", "500")  # as rank 0 alone says it
+    assert list(collected(gpu2=other + "".join(lines)).runs["throughput"]) == [1000, 1000]
 
 
 def test_the_values_of_an_epoch_are_columns_and_identify_nothing() -> None:
@@ -258,6 +262,12 @@ def test_a_second_training_in_a_log_is_told_and_not_mixed_in() -> None:
     (line,) = found.warnings()
     assert line.startswith("gpu1.log: 3 [METRIC] lines rejected, the first: of a second run")
     assert collected(gpu1=meter(1) + meter(1)).warnings() == []  # a copy is none
+    steps = [f"[METRIC] step={n} step_time_s={{}}\n" for n in range(5)]
+    for times, said in (((1, 3), True), ((1, 1.02), False), ((1, 1.4, 1, 1.2), False)):
+        lines = "".join(line.format(time) for line in steps for time in times)
+        assert (
+            "Is a second training in this log?" in str(collected(gpu4=lines).warnings())
+        ) is said
 
 
 def test_the_newest_attempt_says_how_a_run_ended() -> None:

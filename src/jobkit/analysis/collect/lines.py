@@ -20,6 +20,7 @@ from jobkit.metric.pattern import (
     Quantity,
     is_above_0,
     lines_of,
+    observes,
     quantity_of,
     read_value,
 )
@@ -106,10 +107,15 @@ def observed_metrics(
 ) -> Observed | None:
     """The observations of [METRIC] key=value lines that say a time or a rate.
 
-    Where all ranks print a rate of which the name does not say that it is of one rank, it may be of
-    one or of all: then it is not used.
+    Rank 0's count where ranks are named, and no others. Where all ranks print a rate of which the
+    name does not say that it is of one rank, it may be of one or of all: then it is not used.
     """
     lines = [r for r in records if "v" not in r]
+    own = [r for r in lines if not r.get("rank")]
+    others = sorted({str(r["rank"]) for r in lines if r.get("rank") and observes(r)})
+    if others and not any(map(observes, own)):
+        alone = f"its times and rates are of rank {', '.join(others[:3])}, and none of rank 0"
+        return Observed(source=METRIC_LINES, not_taken=[alone])
     seen = [
         _observation(
             {name: value for name, value in line.items() if name not in _OWN_KEYS},
@@ -117,7 +123,7 @@ def observed_metrics(
             planned.get("unit"),
             attempt if type(attempt := line.get("attempt")) is int else 0,
         )
-        for line in lines
+        for line in own
     ]
     first, not_taken = _first_training(seen, ranks, "[METRIC]")
     steps = (line for line in lines if type(line.get("step")) is int)
@@ -207,21 +213,34 @@ def _first_training(
         )
         if slow <= SAME_SPEED * fast:
             before, later = measured, []
-    first: dict[object, Observation] = {}
     lines_of: dict[object, list[Observation]] = defaultdict(list)
     for place, line in enumerate(before):
         key = place if line.step is None else (line.attempt, line.epoch, line.step)
-        first.setdefault(key, line)
         lines_of[key].append(line)
+    # Lines of another speed: not of a rank of this training, where few of them say something.
+    apart = [
+        max(times) / min(times)
+        for same in lines_of.values()
+        if len(same) == 2 or 1 < 2 * len(same) < (ranks or 0)
+        if len({(o.time_s is None, o.unit) for o in same}) == 1
+        for times in [[o.time_s or o.rate or 1 for o in same]]
+    ]
+    doubts = list[str]()
+    if apart and (slow := median_low(apart)) > SAME_SPEED:
+        doubts.append(
+            f"{counted(len(apart), 'step')} of {source} have several lines, with a time {slow:.3g} "
+            "times that of another: the first one counts. Is a second training in this log?"
+        )
     # More lines of a step than there are ranks, and no copies: of another epoch or training.
     again = [same for same in lines_of.values() if ranks and len(same) > ranks]
     unused = len(later) or sum(len(same) - 1 for same in again if any(o != same[0] for o in same))
-    doubt = (
-        f"{counted(unused, 'line')} of {source} with the index of an earlier step are not used. "
-        "Where the index begins again in each epoch, name the epoch's group epoch; else it is a "
-        "second training in this log"
-    )
-    return list(first.values()), [doubt] if unused else []
+    if unused:
+        doubts.append(
+            f"{counted(unused, 'line')} of {source} with the index of an earlier step are not "
+            "used. Where the index begins again in each epoch, name the epoch's group epoch; else "
+            "it is a second training in this log"
+        )
+    return [same[0] for same in lines_of.values()], doubts
 
 
 def _with_steps(
