@@ -240,12 +240,17 @@ def test_the_best_evidence_of_ranks_that_work_together_counts() -> None:
 
 
 def test_a_series_of_copies_is_not_compared_and_its_neighbour_is() -> None:
-    empty = dict.fromkeys((*SAME, "scaling", "global_batch_size", "batch_size_per_rank"))
+    names = ("scaling", "train_samples", "global_batch_size", "batch_size_per_rank")
+    empty = dict.fromkeys((*SAME, *names))
     rows = [
         {"series": s, "strategy": s, "status": "ok", "world_size": 4, "ranks_together": seen}
         for s, seen in (("copied", "none"), ("ddp", "connection"), ("short", None))
     ]
-    ((series, why),) = faults(pd.DataFrame([row | empty for row in rows])).items()
+    rows = [empty | row for row in rows]
+    rows += [rows[1] | {"series": "cut", "train_samples": count} for count in (10, 20)]
+    found = faults(pd.DataFrame(rows))
+    assert found.pop("cut") == "train_samples differs (10.0, 20.0)"  # epochs of other lengths
+    ((series, why),) = found.items()
     assert series == "copied" and why.startswith("4 copies: nothing shows that the ranks worked")
 
 
@@ -265,9 +270,17 @@ def test_what_a_run_takes_beside_its_training_is_a_line_of_its_own() -> None:
         run.train(0, 1, 2).end(status, "x" * bool(not rows))
         assert [row[1:] for row in run_costs(collect(name)).rows] == rows
     results, top = collect("s"), "start-up, evaluation and checkpoints outside of the steps come on"
-    for source, first in (("meter", ""), ("pattern x (y)", "rates are of pattern x (y); ")):
+    top += " top, 132% of the training in these runs"
+    for source, says in (
+        ("meter", top),
+        ("pattern x (y), start-up included", "rates are of pattern x (y), start-up included"),
+        ("pattern x (y)", f"rates are of pattern x (y); {top}"),
+    ):
         results.runs["throughput_source"] = source
-        note = f"Hours are means: {first}{top} top, 132% of the training in these runs."
-        assert note in proposal_table(results, "ranks").notes
+        assert f"Hours are means: {says}." in proposal_table(results, "ranks").notes
     (note,) = project_table(results, "9 epochs", 1, "ranks").notes
     assert "top, 132% of the training in these runs. " in note and note.endswith(" use these yet.")
+    results.runs["attempts"] = 2
+    assert run_costs(results).notes[0].endswith(" Left out because of restarts: 1 run.")
+    assert any("and the restarts of 1 run, come on top." in note
+               for note in proposal_table(results, "ranks").notes)  # fmt: skip

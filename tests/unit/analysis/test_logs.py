@@ -248,6 +248,10 @@ def test_a_rate_that_each_rank_prints_is_of_one_or_of_all_and_not_compared() -> 
 
 def test_the_values_of_an_epoch_are_columns_and_identify_nothing() -> None:
     values = {"bleu": 12.5, "val_loss": 9.0, "run_id": 7, "images_per_s": 5.0, "world_size": 3}
+    # Some programs number their epochs from 1.
+    for first in (0, 1):
+        lines = [f"[METRIC] epoch={first + n} images_per_s=5 val_accuracy={n}\n" for n in range(3)]
+        assert collected(gpu1="".join(lines)).sizes[0].epochs_to_accuracy == 3
     found = collected(gpu1=meter(1, epoch={"epoch": 0, "val_loss": 0.25, "values": values}))
     (row,) = found.epochs.to_dict("records")
     assert (row["bleu"], row["val_loss"], row["world_size"]) == (12.5, 0.25, 1)

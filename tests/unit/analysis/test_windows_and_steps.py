@@ -135,12 +135,14 @@ def test_without_records_the_wall_time_counts_and_says_so() -> None:
 def test_rates_of_one_size_are_of_one_kind() -> None:
     """The median of 852 samples/s and 272 runs/h was "562.1 samples/s"."""
     steps = {"throughput": 852.0, "throughput_unit": "samples/s", "throughput_source": "auto"}
+    warm = rate_row(observed([window(10, 9.0, warmup=True)]))
     whole, other = speed_row(None, ENDED), steps | {"throughput_unit": "steps/s"}
     for rates, kept in (
         ([whole, steps, whole], [1]),
         ([whole, whole], [0, 1, 2]),
         ([other, steps, steps], [1, 2]),
         ([steps, steps | {"throughput_source": WALL_TIME}], [0]),
+        ([steps, steps | {"throughput_source": warm["throughput_source"]}, steps], [0, 2]),
     ):
         rows = [{"series": "a", "status": "ok", "world_size": 2, **own} for own in rates]
         rows.append({"series": "a", "status": "ok", "world_size": 4, **whole})

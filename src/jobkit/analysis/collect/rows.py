@@ -16,6 +16,7 @@ from typing import Any
 from jobkit.analysis.collect.lines import METRIC_LINES, matches, observed_lines, observed_metrics
 from jobkit.analysis.collect.records import RunRecords
 from jobkit.analysis.collect.steps import (
+    WARM_UP,
     WITH_START,
     Observed,
     observed_windows,
@@ -213,11 +214,13 @@ def speed_row(observed: Observed | None, run: Mapping[str, Any]) -> Row:
 def rate_alike(rows: Iterable[Row]) -> None:
     """Leave runs without a rate where it has no median with the others of their size.
 
-    It is of a whole run, start-up included, and others of its series show their steps; or it is in
-    another unit than most of its size.
+    It has the start-up or warm-up alone in it, and others of its series show their steps; or it is
+    in another unit than most of its size.
     """
     ok = [row for row in rows if row["status"] == "ok" and "throughput" in row]
-    kinds = [(WITH_START in row["throughput_source"], row["throughput_unit"]) for row in ok]
+    sources = [row["throughput_source"] for row in ok]
+    whole = [WITH_START in source or WARM_UP in source for source in sources]
+    kinds = [*zip(whole, (row["throughput_unit"] for row in ok), strict=True)]
     places = [(row["series"], row["world_size"], row.get("nodes")) for row in ok]
     rated = list(zip(ok, kinds, places, strict=True))
     of_steps = {series for _, (whole, _), (series, *_) in rated if not whole}

@@ -16,6 +16,7 @@ from jobkit.analysis.tables.series import IN_STEPS
 from jobkit.metric.kinds import Record, number
 
 MAX_ROWS = 1000  # of one run in steps.csv or samples.csv
+WARM_UP = "of the warm-up alone"  # likewise, where nothing else was measured
 WITH_START = "start-up included"  # what a source says whose rates are of whole runs
 NO_UNIT = "units"  # of work that is counted or stated without a unit
 
@@ -65,7 +66,7 @@ def rate_row(observed: Observed) -> Row:
     row: Row = {
         "throughput": rate,
         "throughput_unit": f"{unit}/s",
-        "throughput_source": observed.source,
+        "throughput_source": observed.source + f", {WARM_UP}" * all(o.warmup for o in timed),
         "work_source": None if unit == "steps" else observed.work_source,
         "step_time_s": step_time_s,
         "peak_memory_mib": max((o.memory_mib for o in timed if o.memory_mib), default=None),

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.collect.rows import WALL_TIME
+from jobkit.analysis.collect.steps import WITH_START
 from jobkit.analysis.findings.conditions import caveats
 from jobkit.analysis.findings.forecast import Forecast, forecast_table
 from jobkit.analysis.findings.verdict import percent, request_of, share_of
@@ -121,17 +122,25 @@ def _notes(results: Results, unit: str, least: float) -> list[str]:
 def _beside(results: Results) -> str:
     """What comes on top of the time of the training, as its rate was measured."""
     sources = {*results.runs["throughput_source"].dropna()}
-    on_top = "start-up, evaluation and checkpoints outside of the steps come on top"
+    again = _restarted(results)
+    restarts = f", and the restarts of {counted(again, 'run')}," * bool(again)
+    on_top = f"start-up, evaluation and checkpoints outside of the steps{restarts} come on top"
     known = (row[-1] for row in run_costs(results).rows if row[-1] != NONE)
     if shares := sorted(known, key=lambda x: float(x[:-1])):
         span = " to ".join(dict.fromkeys([shares[0], shares[-1]])).replace("% to", " to")
-        on_top += f", {span} of the training in these runs"
-    if patterns := sorted(source for source in sources if source.startswith("pattern ")):
-        on_top = f"rates are of {'; '.join(patterns)}; {on_top}"
+        on_top += f", {span} of the training in {'the other' if again else 'these'} runs"
+    patterns = sorted(source for source in sources if source.startswith("pattern "))
+    parts = [f"rates are of {'; '.join(patterns)}"] * bool(patterns)
+    parts += [on_top] * any(WITH_START not in source for source in sources)
     if WALL_TIME not in sources:
-        return on_top
-    more = f", where nothing measured the steps; else {on_top}" if len(sources) > 1 else ""
+        return "; ".join(parts)
+    more = f", where nothing measured the steps; else {'; '.join(parts)}" if parts else ""
     return f"of whole runs, start-up included{more}"
+
+
+def _restarted(results: Results) -> int:
+    """How many runs that are ok were started more than once."""
+    return int((results.runs["attempts"].gt(1) & results.runs["status"].eq("ok")).sum())
 
 
 def run_costs(results: Results) -> TextTable:
@@ -162,6 +171,8 @@ def run_costs(results: Results) -> TextTable:
         "Means over the runs. The rest is checkpoints, records and the end of the processes. "
         "Node-hours and times to an accuracy are of the training alone."
     )
+    if again := _restarted(results):
+        note += f" Left out because of restarts: {counted(again, 'run')}."
     return TextTable([*heads, "rest (s)", "beside training"], rows, 1, [note])
 
 

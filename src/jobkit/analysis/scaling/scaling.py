@@ -196,9 +196,11 @@ def _epochs_to(epochs: pd.DataFrame, target: float | None) -> dict[Any, float]:
     """By run_id: the epochs it took to the target; without the runs that did not reach it."""
     if not target:
         return {}
-    there = epochs[(epochs["val_accuracy"] >= target).fillna(False)]
-    first = there.dropna(subset=["epoch"]).groupby("run_id")["epoch"].min()
-    return (first.astype(float) + 1).to_dict()
+    # Some programs number their epochs from 1.
+    from_1 = epochs.groupby("series", dropna=False)["epoch"].transform("min").eq(1)
+    there = epochs.assign(count=epochs["epoch"] + (~from_1).astype("Int64"))
+    there = there[(epochs["val_accuracy"] >= target).fillna(False)].dropna(subset=["count"])
+    return there.groupby("run_id")["count"].min().astype(float).to_dict()
 
 
 def kind_of(size: Size) -> tuple[str, str, str]:

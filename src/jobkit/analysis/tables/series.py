@@ -74,7 +74,7 @@ def faults(runs: pd.DataFrame) -> dict[str, str]:
     reasons: dict[str, str] = {}
     for series, group in runs[runs["status"] == "ok"].groupby("series"):
         batch = [_BATCH[s] for s in group["scaling"].dropna().unique() if s in _BATCH]
-        for name in reversed(("strategy", "scaling", *SAME, *batch)):
+        for name in reversed(("strategy", "scaling", *SAME, "train_samples", *batch)):
             values = group[name].dropna().unique()
             if len(values) > 1:
                 reasons[str(series)] = f"{name} differs ({', '.join(sorted(map(str, values)))})"
