@@ -12,7 +12,7 @@ from jobkit.analysis.collect.results import Results, collect
 from jobkit.analysis.collect.rows import ranks_together
 from jobkit.analysis.report.tables import project_table, proposal_table, run_costs
 from jobkit.analysis.tables.columns import TABLES
-from jobkit.analysis.tables.series import SAME, faults, series_labels
+from jobkit.analysis.tables.series import _BATCH, SAME, faults, series_labels
 from jobkit.drill.faults import Row
 from jobkit.metric.kinds import KINDS
 from jobkit.metric.pattern import load_pattern
@@ -240,7 +240,7 @@ def test_the_best_evidence_of_ranks_that_work_together_counts() -> None:
 
 
 def test_a_series_of_copies_is_not_compared_and_its_neighbour_is() -> None:
-    names = ("scaling", "train_samples", "global_batch_size", "batch_size_per_rank")
+    names = ("scaling", "train_samples", *_BATCH.values(), "throughput", "step_time_s")
     empty = dict.fromkeys((*SAME, *names))
     rows = [
         {"series": s, "strategy": s, "status": "ok", "world_size": 4, "ranks_together": seen}
@@ -248,7 +248,10 @@ def test_a_series_of_copies_is_not_compared_and_its_neighbour_is() -> None:
     ]
     rows = [empty | row for row in rows]
     rows += [rows[1] | {"series": "cut", "train_samples": count} for count in (10, 20)]
+    grows = {"series": "grows", "scaling": "strong", "step_time_s": 1.0}
+    rows += [rows[1] | grows | {"throughput": 64.0 * n, "world_size": n} for n in (1, 8)]
     found = faults(pd.DataFrame(rows))
+    assert found.pop("grows").endswith("the work in a step: 64 on 1 and 512 on 8 ranks")
     assert found.pop("cut") == "train_samples differs (10.0, 20.0)"  # epochs of other lengths
     ((series, why),) = found.items()
     assert series == "copied" and why.startswith("4 copies: nothing shows that the ranks worked")

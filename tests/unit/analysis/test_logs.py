@@ -266,6 +266,12 @@ def test_a_second_training_in_a_log_is_told_and_not_mixed_in() -> None:
     (line,) = found.warnings()
     assert line.startswith("gpu1.log: 3 [METRIC] lines rejected, the first: of a second run")
     assert collected(gpu1=meter(1) + meter(1)).warnings() == []  # a copy is none
+    copies = {f"copy{n}-gpu1": "[METRIC] step=1 step_time_s=9 samples_per_s=5\n" for n in (1, 2)}
+    found = collected("--unit", "samples", "--work-per-step", "256", **copies)
+    assert [*found.runs["run_id"]] == ["copy1-gpu1.log", "gpu1.log"]
+    _, contradicts, copied = found.warnings()[:3]
+    assert "its rate times its step time is 45, and the work of a step 256: is" in contradicts
+    assert copied == "copy2-gpu1.log: same content as copy1-gpu1.log: it counts once"
     steps = [f"[METRIC] step={n} step_time_s={{}}\n" for n in range(5)]
     for times, said in (((1, 3), True), ((1, 1.02), False), ((1, 1.4, 1, 1.2), False)):
         lines = "".join(line.format(time) for line in steps for time in times)

@@ -3,6 +3,7 @@
 What a log cannot say is empty: its settings, its exit code.
 """
 
+import filecmp
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -55,7 +56,15 @@ def read_logs(logs: GivenLogs) -> dict[str, dict[str, Any]]:
     """What was read of each log, in the order given."""
     names = Counter(path.name for path in logs.files)
     run_ids = [path.name if names[path.name] == 1 else str(path) for path in logs.files]
-    runs = {k: _read(k, path, logs) for k, path in zip(run_ids, logs.files, strict=True)}
+    files, runs = dict(zip(run_ids, logs.files, strict=True)), dict[str, dict[str, Any]]()
+    for run_id, path in files.items():
+        run = _read(run_id, path, logs)
+        rate = run["row"].get("throughput")
+        alike = (k for k in runs if rate and runs[k]["row"].get("throughput") == rate)
+        if same := next((k for k in alike if filecmp.cmp(files[k], path, shallow=False)), None):
+            runs[same]["problems"].append(f"{run_id}: same content as {same}: it counts once")
+        else:
+            runs[run_id] = run
     rows = [run["row"] for run in runs.values()]
     ok = [row for row in rows if row["status"] == "ok"]
     in_steps = {row["series"] for row in ok if row.get("throughput_unit") == IN_STEPS}

@@ -28,7 +28,7 @@ from jobkit.analysis.collect.why import breakdown
 from jobkit.analysis.scaling.sizes import IMAGES, RUNS
 from jobkit.analysis.tables.columns import RESULTS
 from jobkit.analysis.tables.frames import Row
-from jobkit.analysis.tables.series import IN_STEPS
+from jobkit.analysis.tables.series import IN_STEPS, OTHER_WORK
 from jobkit.analysis.tables.text import counted
 from jobkit.files import open_regular
 from jobkit.metric.kinds import COMMON, Record, epoch_of, number
@@ -257,6 +257,11 @@ def of_tables(
     if observed and observed.steps and all(o.warmup for o in observed.steps):
         early = "only warm-up steps were measured: train longer or lower --warmup-steps"
         problems.append(f"{run_id}: {early}")
+    stated = (observed and observed.work_per_step) or 0
+    said = (row.get("throughput") or 0) * (row.get("step_time_s") or 0)
+    if said and stated and max(said / stated, stated / said) > OTHER_WORK:
+        why = f"its rate times its step time is {said:.4g}, and the work of a step {stated:.4g}"
+        problems.append(f"{run_id}: {why}: is the rate of one rank?")
     return {
         "row": row,
         "epochs": [_object(record, "values") | record for record in records.epochs],

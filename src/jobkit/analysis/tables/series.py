@@ -23,6 +23,7 @@ UNKNOWN_WORK = (
     f"{IN_STEPS} do not say whether a step's work grows with the ranks: state --scaling weak or "
     "strong"
 )
+OTHER_WORK = 1.5  # times the work of a step: not what was stated
 _BATCH = {"strong": "global_batch_size", "weak": "batch_size_per_rank"}
 
 
@@ -73,7 +74,18 @@ def faults(runs: pd.DataFrame) -> dict[str, str]:
     """
     reasons: dict[str, str] = {}
     for series, group in runs[runs["status"] == "ok"].groupby("series"):
-        batch = [_BATCH[s] for s in group["scaling"].dropna().unique() if s in _BATCH]
+        kinds = [s for s in group["scaling"].dropna().unique() if s in _BATCH]
+        batch = [_BATCH[s] for s in kinds]
+        # What a program says of its steps, where jobkit did not set their batch.
+        said = group[group[batch].isna().all(axis=1)].dropna(subset=["throughput", "step_time_s"])
+        of_each = said["world_size"] if kinds == ["weak"] else 1
+        amounts = (said["throughput"] * said["step_time_s"] / of_each).astype(float)
+        works = sorted(zip(amounts, said["world_size"], strict=True))
+        if batch and works and works[-1][0] > OTHER_WORK * works[0][0]:
+            ends = " and ".join(f"{work:.4g} on {ranks}" for work, ranks in (works[0], works[-1]))
+            whose = " of each" * (kinds == ["weak"])
+            why = f"{kinds[0]} scaling does not fit the work{whose} in a step: {ends} ranks"
+            reasons[str(series)] = why
         for name in reversed(("strategy", "scaling", *SAME, "train_samples", *batch)):
             values = group[name].dropna().unique()
             if len(values) > 1:
