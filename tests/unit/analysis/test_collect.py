@@ -251,7 +251,7 @@ def test_a_series_of_copies_is_not_compared_and_its_neighbour_is() -> None:
     grows = {"series": "grows", "scaling": "strong", "step_time_s": 1.0}
     rows += [rows[1] | grows | {"throughput": 64.0 * n, "world_size": n} for n in (1, 8)]
     found = faults(pd.DataFrame(rows))
-    assert found.pop("grows").endswith("the work in a step: 64 on 1 and 512 on 8 ranks")
+    assert found.pop("grows").endswith("not fit a step: work 64 on 1 and 512 on 8 ranks")
     assert found.pop("cut") == "train_samples differs (10.0, 20.0)"  # epochs of other lengths
     ((series, why),) = found.items()
     assert series == "copied" and why.startswith("4 copies: nothing shows that the ranks worked")

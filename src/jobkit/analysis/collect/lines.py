@@ -13,35 +13,27 @@ from typing import Any, BinaryIO
 
 from jobkit.analysis.collect.steps import WITH_START, Observation, Observed
 from jobkit.analysis.tables.text import counted
+from jobkit.metric import pattern as patterns
 from jobkit.metric.kinds import Record
-from jobkit.metric.pattern import (
-    MEASURES,
-    Pattern,
-    Quantity,
-    is_above_0,
-    lines_of,
-    observes,
-    quantity_of,
-    read_value,
-)
 from jobkit.outcome.evidence import START_MARK
 
 METRIC_LINES = "metric lines"  # the source of key=value lines
 SAME_SPEED = 1.05  # times as slow at most: other ranks' lines, or those after a restart
 SLOW = 5  # times the median: a step with an evaluation or a checkpoint in it
 ATTEMPT = re.compile(rf"{re.escape(START_MARK)}: attempt ([0-9]{{1,9}})\b")
+Matches = Iterator[tuple[int, Mapping[str, str]]]  # of each line the attempt and its groups' texts
 _OWN_KEYS = frozenset(("rank", "attempt", "kind", "run_id", "study", "t", "seq"))
 _FIELD = {"step_time": "time_s", "data_wait": "data_wait_s", "memory": "memory_mib"}
 
 
-def matches(stream: BinaryIO, pattern: Pattern) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """Each line of a log that the pattern finds: its attempt, and its groups' texts.
+def matches(stream: BinaryIO, pattern: patterns.Pattern) -> Matches:
+    """Each line of a log that the pattern finds.
 
     The end of a log without its newline is no match: its last number may lack digits.
     """
     expressions = [re.compile(text) for text in pattern.lines]
     attempt = 0
-    for line, whole in lines_of(stream):
+    for line, whole in patterns.lines_of(stream):
         if mark := ATTEMPT.search(line):
             attempt = int(mark[1])
         match = next(filter(None, (e.search(line) for e in expressions)), None)
@@ -50,10 +42,7 @@ def matches(stream: BinaryIO, pattern: Pattern) -> Iterator[tuple[int, Mapping[s
 
 
 def observed_lines(
-    lines: Iterable[tuple[int, Mapping[str, str]]],
-    pattern: Pattern,
-    ranks: int | None,
-    planned: Mapping[str, Any],
+    lines: Matches, pattern: patterns.Pattern, ranks: int | None, planned: Mapping[str, Any]
 ) -> Observed | None:
     """The observations of the lines of a pattern; None where no line says a time or rate.
 
@@ -64,12 +53,12 @@ def observed_lines(
     unread, source, of_one = list[str](), f"pattern {pattern.name}", pattern.of == "per_rank"
     evaluated = False
     for attempt, groups in lines:
-        values = {name: read_value(text, name) for name, text in groups.items()}
-        measures = [name for name in values if quantity_of(name).kind in MEASURES]
-        if bad := next((name for name in measures if not is_above_0(values[name])), ""):
+        values = {name: patterns.read_value(text, name) for name, text in groups.items()}
+        measures = [name for name in values if patterns.quantity_of(name).kind in patterns.MEASURES]
+        if bad := next((name for name in measures if not patterns.is_above_0(values[name])), ""):
             unread.append(f"{bad}={groups[bad].strip()}")
-        line = _observation(values, ranks, planned.get("unit"), attempt, of_one)
-        seen.append(replace(line, evaluated=evaluated))
+        line = _observation(values, ranks, planned.get("unit"), of_one)
+        seen.append(replace(line, attempt=attempt, evaluated=evaluated))
         evaluated = not measures
     first, doubts = _first_training(seen, ranks, source)
     steps = _with_steps(first, planned, pattern.spans == "step")
@@ -112,24 +101,20 @@ def observed_metrics(
     """
     lines = [r for r in records if "v" not in r]
     own = [r for r in lines if not r.get("rank")]
-    others = sorted({str(r["rank"]) for r in lines if r.get("rank") and observes(r)})
-    if others and not any(map(observes, own)):
+    others = sorted({str(r["rank"]) for r in lines if r.get("rank") and patterns.observes(r)})
+    if others and not any(map(patterns.observes, own)):
         alone = f"its times and rates are of rank {', '.join(others[:3])}, and none of rank 0"
         return Observed(source=METRIC_LINES, not_taken=[alone])
-    seen = [
-        _observation(
-            {name: value for name, value in line.items() if name not in _OWN_KEYS},
-            ranks,
-            planned.get("unit"),
-            attempt if type(attempt := line.get("attempt")) is int else 0,
-        )
-        for line in own
-    ]
+    seen = list[Observation]()
+    for line in own:
+        values = {name: value for name, value in line.items() if name not in _OWN_KEYS}
+        attempt = at if type(at := line.get("attempt")) is int else 0
+        seen.append(replace(_observation(values, ranks, planned.get("unit")), attempt=attempt))
     first, not_taken = _first_training(seen, ranks, "[METRIC]")
     steps = (line for line in lines if type(line.get("step")) is int)
     copies = Counter((r.get("epoch"), r["step"], *sorted(r.keys() - {"rank"})) for r in steps)
     often = median_low(copies.values()) if copies else 1
-    kinds = [quantity_of(name) for line in lines for name in line]
+    kinds = [patterns.quantity_of(name) for line in lines for name in line]
     unclear = any(q.kind == "rate" and q.unit != "steps" and not q.per_rank for q in kinds)
     if ranks and ranks > 1 and often >= ranks and unclear:
         not_taken.append(
@@ -141,11 +126,7 @@ def observed_metrics(
 
 
 def _observation(
-    values: Mapping[str, Any],
-    ranks: int | None,
-    wanted: str | None,
-    attempt: int,
-    of_one: bool = False,
+    values: Mapping[str, Any], ranks: int | None, wanted: str | None, of_one: bool = False
 ) -> Observation:
     """One line as an observation of one step.
 
@@ -154,16 +135,16 @@ def _observation(
     says that it is not known.
     """
     fields, free = dict[str, Any](), dict[str, Any]()
-    amounts: list[tuple[Quantity, float]] = []
+    amounts: list[tuple[patterns.Quantity, float]] = []
     for name, value in values.items():
-        quantity = quantity_of(name)
+        quantity = patterns.quantity_of(name)
         if (kind := quantity.kind) == "free" or type(value) not in (int, float):
             free[quantity.name or name] = value
         elif kind == "step":
             fields["step"] = int(value) if float(value).is_integer() else None
         elif kind == "epoch":
             fields["epoch"] = value
-        elif not (is_above_0(value) or (kind == "data_wait" and value == 0)):
+        elif not (patterns.is_above_0(value) or (kind == "data_wait" and value == 0)):
             continue
         elif kind == "rate" and quantity.unit == "steps":  # every rank takes the same ones
             fields.setdefault("time_s", 1 / (value * quantity.scale))
@@ -177,7 +158,7 @@ def _observation(
         if quantity.unit == unit:  # of one rank, and their number is not known: None
             over = ranks if of_one or quantity.per_rank else 1
             fields.setdefault(quantity.kind, value * over if over else None)
-    return Observation(**fields, attempt=attempt, unit=unit, values=free)
+    return Observation(**fields, unit=unit, values=free)
 
 
 def _first_training(
@@ -213,26 +194,23 @@ def _first_training(
         )
         if slow <= SAME_SPEED * fast:
             before, later = measured, []
-    lines_of: dict[object, list[Observation]] = defaultdict(list)
+    by_step: dict[object, list[Observation]] = defaultdict(list)
     for place, line in enumerate(before):
         key = place if line.step is None else (line.attempt, line.epoch, line.step)
-        lines_of[key].append(line)
-    # Lines of another speed: not of a rank of this training, where few of them say something.
-    apart = [
-        max(times) / min(times)
-        for same in lines_of.values()
-        if len(same) == 2 or 1 < 2 * len(same) < (ranks or 0)
-        if len({(o.time_s is None, o.unit) for o in same}) == 1
-        for times in [[o.time_s or o.rate or 1 for o in same]]
-    ]
-    doubts = list[str]()
+        by_step[key].append(line)
+    doubts, apart = list[str](), list[float]()
+    for same in by_step.values():  # at another speed, and not by most ranks: of another training
+        few, kinds = 1 < 2 * len(same) < (ranks or 0), {(o.time_s is None, o.unit) for o in same}
+        if (few or len(same) == 2) and len(kinds) == 1:
+            speeds = [o.time_s or o.rate or 1 for o in same]
+            apart.append(max(speeds) / min(speeds))
     if apart and (slow := median_low(apart)) > SAME_SPEED:
         doubts.append(
             f"{counted(len(apart), 'step')} of {source} have several lines, with a time {slow:.3g} "
             "times that of another: the first one counts. Is a second training in this log?"
         )
     # More lines of a step than there are ranks, and no copies: of another epoch or training.
-    again = [same for same in lines_of.values() if ranks and len(same) > ranks]
+    again = [same for same in by_step.values() if ranks and len(same) > ranks]
     unused = len(later) or sum(len(same) - 1 for same in again if any(o != same[0] for o in same))
     if unused:
         doubts.append(
@@ -240,7 +218,7 @@ def _first_training(
             "used. Where the index begins again in each epoch, name the epoch's group epoch; else "
             "it is a second training in this log"
         )
-    return [same[0] for same in lines_of.values()], doubts
+    return [same[0] for same in by_step.values()], doubts
 
 
 def _with_steps(

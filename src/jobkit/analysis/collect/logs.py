@@ -124,22 +124,20 @@ def _judged(
         known = "; ".join(observed.not_taken) if observed else ""
         return {"status": "failed", "reason": known or why}
     if row["world_size"] is None:
-        why_not = f"no size: {logs.size} finds no number of ranks in it"
-        return {"status": "failed", "reason": why_not}
+        return {
+            "status": "failed",
+            "reason": f"no size: {logs.size} finds no number of ranks in it",
+        }
     unknown = "read from a log: whether it ended well is not known"
     return {"status": "ok", "reason": None if recorded == "ok" else unknown}
 
 
 def _went_on_to(lines: list[str], pattern: Pattern | None) -> int:
-    """The line that training reached: the last but one of steps, or the last of all of them.
-
-    The last one of steps may have been under way as another rank fell.
-    """
+    """The line that training reached. The last one may stand after the fall of another rank."""
     of_steps = [re.compile(text) for text in (pattern.lines if pattern else (_MEASURED,))]
-    texts = (ANSI.sub("", line) for line in lines)
-    at = [i for i, text in enumerate(texts) if any(x.search(text) for x in of_steps)]
-    running = pattern is not None and pattern.spans == "running"
-    return next(iter(at[-1:] if running else at[-2:-1]), 0)
+    at = [i for i, line in enumerate(lines) if any(x.search(ANSI.sub("", line)) for x in of_steps)]
+    whole = pattern and pattern.spans == "running"  # said at the end of the training
+    return next(iter(at[-1:] if whole else at[-2:-1]), 0)
 
 
 def size_of(path: Path, logs: GivenLogs) -> Row:

@@ -8,25 +8,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from jobkit.analysis.collect import rows
 from jobkit.analysis.collect.logs import GivenLogs, read_logs
 from jobkit.analysis.collect.records import read_run
-from jobkit.analysis.collect.rows import (
-    IDENTIFIES,
-    OF_RUN,
-    observed_of,
-    of_tables,
-    ranks_together,
-    rate_alike,
-    result_row,
-    steps_of_ranks,
-    wall_time_s,
-)
 from jobkit.analysis.collect.samples import use_row
 from jobkit.analysis.scaling.scaling import measured_sizes, scaling_table
 from jobkit.analysis.scaling.sizes import Size
@@ -177,18 +166,18 @@ def _tables(read: Mapping[str, dict[str, Any]], study: str) -> dict[str, pd.Data
     for run_id, run in read.items():
         problems = " | ".join(line.replace(" | ", " / ") for line in run["problems"])
         run["row"] |= {"run_id": run_id, "study": study, "problems": problems or None}
-    rows = [steps_of_ranks(run["row"]) for run in read.values()]
-    rate_alike(rows)
+    made = [rows.steps_of_ranks(run["row"]) for run in read.values()]
+    rows.rate_alike(made)
     # Settings that all runs share are in spec.json and in no column.
-    names = {*chain.from_iterable(rows)} - {c.name for c in RESULTS}
-    shared = {name for name in names if len({repr(row.get(name)) for row in rows}) < 2}
-    tables = {"results": (runs := frame(rows, RESULTS, shared))}
+    names = set[str]().union(*made) - {c.name for c in RESULTS}
+    shared = {name for name in names if len({repr(row.get(name)) for row in made}) < 2}
+    tables = {"results": (runs := frame(made, RESULTS, shared))}
     for name in ("epochs", "steps", "samples"):
-        own = records(runs[[c.name for c in TABLES[name] if c.name in OF_RUN]])
+        own = records(runs[[c.name for c in TABLES[name] if c.name in rows.OF_RUN]])
         parts = [run[name] for run in read.values()]
-        rows = [row | of_run for of_run, part in zip(own, parts, strict=True) for row in part]
+        made = [row | of_run for of_run, part in zip(own, parts, strict=True) for row in part]
         # Values that a program names itself keep their names.
-        tables[name] = frame(rows, TABLES[name], IDENTIFIES)
+        tables[name] = frame(made, TABLES[name], rows.IDENTIFIES)
     return tables
 
 
@@ -234,11 +223,11 @@ def _read(
     spec = planned and planned.decided(settings if isinstance(settings, dict) else {})
     name, ranks = getattr(spec, "pattern", None), getattr(spec, "world_size", None)
     pattern = load_pattern(name) if name else None
-    observed = observed_of(paths.log, paths.folder.parent, records, spec, pattern, ranks)
+    observed = rows.observed_of(paths.log, paths.folder.parent, records, spec, pattern, ranks)
     # Where rates may lie in a file that is closed to us, the wall time stands for none of them.
     job = read_json(paths.job) or {}
-    wall_s = None if records.unreadable else wall_time_s(job, state.attempts)
-    row = result_row(spec, state, records, observed, wall_s)
-    row["ranks_together"] = ranks_together(job, records, spec)
+    wall_s = None if records.unreadable else rows.wall_time_s(job, state.attempts)
+    row = rows.result_row(spec, state, records, observed, wall_s)
+    row["ranks_together"] = rows.ranks_together(job, records, spec)
     row |= use_row(records, observed, row)
-    return of_tables(paths.folder.name, records, observed, row)
+    return rows.of_tables(paths.folder.name, records, observed, row)

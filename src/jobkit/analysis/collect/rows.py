@@ -13,17 +13,9 @@ from pathlib import Path
 from statistics import mode
 from typing import Any
 
+from jobkit.analysis.collect import steps
 from jobkit.analysis.collect.lines import METRIC_LINES, matches, observed_lines, observed_metrics
 from jobkit.analysis.collect.records import RunRecords
-from jobkit.analysis.collect.steps import (
-    WARM_UP,
-    WITH_START,
-    Observed,
-    observed_windows,
-    rate_row,
-    step_rows,
-    thinned,
-)
 from jobkit.analysis.collect.why import breakdown
 from jobkit.analysis.scaling.sizes import IMAGES, RUNS
 from jobkit.analysis.tables.columns import RESULTS
@@ -37,7 +29,7 @@ from jobkit.outcome.logs import MOST_READ
 from jobkit.outcome.state import RunState
 from jobkit.spec.command import CommandSpec, PlannedRun
 
-WALL_TIME = f"wall time of the run, {WITH_START}"
+WALL_TIME = f"wall time of the run, {steps.WITH_START}"
 _RESULT_NAMES = frozenset(c.name for c in RESULTS)
 _RECORDED = [c for c in RESULTS if c.record in ("run_start", "startup")]
 # Columns from the field versions of run_start, where cudnn_version is cudnn.
@@ -62,7 +54,7 @@ def observed_of(
     ranks: int | None,
     *,
     by_pattern: bool = False,
-) -> Observed | None:
+) -> steps.Observed | None:
     """What was observed of the steps of a run; None where nothing was.
 
     within: the folder out of which no link may lead. planned: an object with the unit,
@@ -71,7 +63,7 @@ def observed_of(
     """
     stated = {n: getattr(planned, n, None) for n in ("unit", "work_per_step", "warmup_steps")}
     windows = records.of_all_ranks("window")
-    by_meter = observed_windows(windows, records.last("run_start"), stated, ranks)
+    by_meter = steps.observed_windows(windows, records.last("run_start"), stated, ranks)
     by_lines = None
     if pattern and (by_pattern or by_meter is None or by_meter.source == "auto"):
         try:
@@ -117,7 +109,7 @@ def result_row(
     spec: PlannedRun | None,
     state: RunState,
     records: RunRecords,
-    observed: Observed | None = None,
+    observed: steps.Observed | None = None,
     wall_s: float | None = None,
 ) -> Row:
     """The row of a run, without the columns whose value is not known.
@@ -189,12 +181,12 @@ def _numbers(records: Iterable[Record], name: str) -> list[float]:
     return [value for r in records if (value := number(r.get(name))) is not None]
 
 
-def speed_row(observed: Observed | None, run: Mapping[str, Any]) -> Row:
+def speed_row(observed: steps.Observed | None, run: Mapping[str, Any]) -> Row:
     """The columns about the rate: of the steps, else of the wall time.
 
     run: status, wall_time_s, train_samples, and planned scaling and world_size of the run.
     """
-    row, samples = rate_row(observed) if observed else Row(), number(run.get("train_samples"))
+    row, samples = steps.rate_row(observed) if observed else Row(), number(run.get("train_samples"))
     if "throughput" in row:
         if samples and row["throughput_unit"] == IMAGES and row["throughput"] > 0:
             row["time_per_epoch_s"] = samples / row["throughput"]
@@ -218,9 +210,8 @@ def rate_alike(rows: Iterable[Row]) -> None:
     in another unit than most of its size.
     """
     ok = [row for row in rows if row["status"] == "ok" and "throughput" in row]
-    sources = [row["throughput_source"] for row in ok]
-    whole = [WITH_START in source or WARM_UP in source for source in sources]
-    kinds = [*zip(whole, (row["throughput_unit"] for row in ok), strict=True)]
+    rough = steps.WITH_START, steps.WARM_UP  # at the end of a source
+    kinds = [(row["throughput_source"].endswith(rough), row["throughput_unit"]) for row in ok]
     places = [(row["series"], row["world_size"], row.get("nodes")) for row in ok]
     rated = list(zip(ok, kinds, places, strict=True))
     of_steps = {series for _, (whole, _), (series, *_) in rated if not whole}
@@ -243,7 +234,7 @@ def steps_of_ranks(row: Row) -> Row:
 
 
 def of_tables(
-    run_id: str, records: RunRecords, observed: Observed | None, row: Row
+    run_id: str, records: RunRecords, observed: steps.Observed | None, row: Row
 ) -> dict[str, Any]:
     """The rows of a run for each table, and what is wrong with its records, one line each.
 
@@ -265,13 +256,13 @@ def of_tables(
     return {
         "row": row,
         "epochs": [_object(record, "values") | record for record in records.epochs],
-        "steps": step_rows(observed) if observed else [],
-        "samples": thinned(records.of_all_ranks("sample")),
+        "steps": steps.step_rows(observed) if observed else [],
+        "samples": steps.thinned(records.of_all_ranks("sample")),
         "problems": problems,
     }
 
 
-def unused_lines(records: RunRecords, observed: Observed | None) -> str:
+def unused_lines(records: RunRecords, observed: steps.Observed | None) -> str:
     """How many lines are in no table and what they name; empty where there are none.
 
     Those are key=value lines that say neither an epoch nor a time or rate, or whose steps or epochs

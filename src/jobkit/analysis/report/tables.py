@@ -12,17 +12,9 @@ from jobkit.analysis.findings.verdict import percent, request_of, share_of
 from jobkit.analysis.scaling import MIN_EFFICIENCY
 from jobkit.analysis.scaling.scaling import OWN_BASE, SERIAL_BASE
 from jobkit.analysis.scaling.sizes import EPOCH, IMAGES, Size
+from jobkit.analysis.tables import text
 from jobkit.analysis.tables.frames import Row, records
-from jobkit.analysis.tables.text import (
-    NONE,
-    TextTable,
-    counted,
-    rounded,
-    say,
-    say_accuracy,
-    sentence,
-    with_interval,
-)
+from jobkit.analysis.tables.text import NONE, TextTable, counted, rounded, say, sentence
 from jobkit.errors import UsageError
 
 
@@ -48,7 +40,8 @@ def proposal_table(
     def with_ends(name: str, form: str) -> list[str]:
         """With its interval in brackets; the base has none."""
         ends = [None if terminal else s.interval(name) for s in sizes]
-        return [with_interval(getattr(s, name), x, form) for s, x in zip(sizes, ends, strict=True)]
+        pairs = zip(sizes, ends, strict=True)
+        return [text.with_interval(getattr(s, name), x, form) for s, x in pairs]
 
     shares = [percent(s.efficiency, least) if terminal else share_of(s, least) for s in sizes]
     scalings = {s.scaling or NONE for s in sizes}
@@ -66,7 +59,7 @@ def proposal_table(
     }
     if terminal:
         columns["peak memory (MiB)"] = cells("peak_memory_mib", "{:,.0f}")
-        columns["val. accuracy"] = [say_accuracy(s.val_accuracy) for s in sizes]
+        columns["val. accuracy"] = [text.say_accuracy(s.val_accuracy) for s in sizes]
         if any(s.throughput_unit != IMAGES for s in sizes):
             columns["throughput"] = [
                 f"{rounded(s.throughput)} {s.throughput_unit}" if s.throughput else NONE
@@ -113,16 +106,16 @@ def _notes(results: Results, unit: str, least: float) -> list[str]:
     for name, size in of_series.items():
         for caveat in caveats(results, unit, size):
             found.setdefault(caveat.text, []).append(name)
-    for text, names in (found or {c.text: [] for c in caveats(results, unit)}).items():
-        some = 0 < len(names) < len(of_series) and not any(name in text for name in names)
-        lines.append(f"{', '.join(names)}: {text}." if some else sentence(text))
+    for said, names in (found or {c.text: [] for c in caveats(results, unit)}).items():
+        some = 0 < len(names) < len(of_series) and not any(name in said for name in names)
+        lines.append(f"{', '.join(names)}: {said}." if some else sentence(said))
     return lines
 
 
 def _beside(results: Results) -> str:
     """What comes on top of the time of the training, as its rate was measured."""
     sources = {*results.runs["throughput_source"].dropna()}
-    again = _restarted(results)
+    again = int(results.runs["attempts"].gt(1).sum())
     restarts = f", and the restarts of {counted(again, 'run')}," * bool(again)
     on_top = f"start-up, evaluation and checkpoints outside of the steps{restarts} come on top"
     known = (row[-1] for row in run_costs(results).rows if row[-1] != NONE)
@@ -136,11 +129,6 @@ def _beside(results: Results) -> str:
         return "; ".join(parts)
     more = f", where nothing measured the steps; else {'; '.join(parts)}" if parts else ""
     return f"of whole runs, start-up included{more}"
-
-
-def _restarted(results: Results) -> int:
-    """How many runs that are ok were started more than once."""
-    return int((results.runs["attempts"].gt(1) & results.runs["status"].eq("ok")).sum())
 
 
 def run_costs(results: Results) -> TextTable:
@@ -171,7 +159,7 @@ def run_costs(results: Results) -> TextTable:
         "Means over the runs. The rest is checkpoints, records and the end of the processes. "
         "Node-hours and times to an accuracy are of the training alone."
     )
-    if again := _restarted(results):
+    if again := int(results.runs["attempts"].gt(1).sum()):
         note += f" Left out because of restarts: {counted(again, 'run')}."
     return TextTable([*heads, "rest (s)", "beside training"], rows, 1, [note])
 
@@ -241,7 +229,7 @@ def forecast_rows(
 
     def cell(row: Row, name: str, form: str, end: str = "") -> str:
         ends = row[f"{name}_low{end}"], row[f"{name}_high{end}"]
-        return with_interval(row[f"{name}{end}"], ends, form)
+        return text.with_interval(row[f"{name}{end}"], ends, form)
 
     heads = ["series", unit, "nodes", "times the largest measured size", f"time {per} (s)"]
     heads += ["speed-up", "parallel efficiency", f"node-hours {per}"]

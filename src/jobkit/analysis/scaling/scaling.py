@@ -193,10 +193,9 @@ def _cost(size: Size) -> Row:
 
 
 def _epochs_to(epochs: pd.DataFrame, target: float | None) -> dict[Any, float]:
-    """By run_id: the epochs it took to the target; without the runs that did not reach it."""
+    """By run_id: the epochs, from 0 or 1, to the target; without runs that did not reach it."""
     if not target:
         return {}
-    # Some programs number their epochs from 1.
     from_1 = epochs.groupby("series", dropna=False)["epoch"].transform("min").eq(1)
     there = epochs.assign(count=epochs["epoch"] + (~from_1).astype("Int64"))
     there = there[(epochs["val_accuracy"] >= target).fillna(False)].dropna(subset=["count"])
@@ -241,8 +240,9 @@ def check_efficiency(
         if high < least:
             missed.append(f"{place}: efficiency {value:.1%}{words} is below {least:.1%} {base}")
         elif low < least:
-            may = f"may be below {least:.1%}: repeat"
-            unsure.append(f"{place}: efficiency {value:.1%}{words} {may}")
+            unsure.append(
+                f"{place}: efficiency {value:.1%}{words} may be below {least:.1%}: repeat"
+            )
     several = {s.series for s in measured if s.strategy not in ONE_RANK}
     absent = sorted(several - {s.series for s in at_size})
     missed += [f"{name}: not planned at {counted(at, 'rank')}" for name in absent]

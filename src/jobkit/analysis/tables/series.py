@@ -83,9 +83,8 @@ def faults(runs: pd.DataFrame) -> dict[str, str]:
         works = sorted(zip(amounts, said["world_size"], strict=True))
         if batch and works and works[-1][0] > OTHER_WORK * works[0][0]:
             ends = " and ".join(f"{work:.4g} on {ranks}" for work, ranks in (works[0], works[-1]))
-            whose = " of each" * (kinds == ["weak"])
-            why = f"{kinds[0]} scaling does not fit the work{whose} in a step: {ends} ranks"
-            reasons[str(series)] = why
+            what = "a step" if kinds == ["strong"] else "a rank's step"
+            reasons[str(series)] = f"{kinds[0]} scaling does not fit {what}: work {ends} ranks"
         for name in reversed(("strategy", "scaling", *SAME, "train_samples", *batch)):
             values = group[name].dropna().unique()
             if len(values) > 1:
