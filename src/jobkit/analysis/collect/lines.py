@@ -101,10 +101,8 @@ def observed_metrics(
     """
     lines = [r for r in records if "v" not in r]
     own = [r for r in lines if not r.get("rank")]
-    others = sorted({str(r["rank"]) for r in lines if r.get("rank") and patterns.observes(r)})
-    if others and not any(map(patterns.observes, own)):
-        alone = f"its times and rates are of rank {', '.join(others[:3])}, and none of rank 0"
-        return Observed(source=METRIC_LINES, not_taken=[alone])
+    if any(map(patterns.observes, lines)) and not any(map(patterns.observes, own)):
+        return Observed(source=METRIC_LINES, not_taken=["no time or rate is of rank 0"])
     seen = list[Observation]()
     for line in own:
         values = {name: value for name, value in line.items() if name not in _OWN_KEYS}
@@ -245,8 +243,8 @@ def _with_steps(
             if not single:
                 steps = max(1, line.step - (0 if again else before.step))
         early = line.step is not None and line.step <= warm_until
-        times = {k: getattr(line, k) for k in ("time_s", "data_wait_s", "work")}
-        times = {k: value and value * (steps or 1) for k, value in times.items()}
+        parts = ((k, getattr(line, k)) for k in ("time_s", "data_wait_s", "work"))
+        times = {k: value and value * (steps or 1) for k, value in parts}
         observations.append(replace(line, steps=steps, warmup=first or early, **times))
         before = line
     return observations
@@ -264,10 +262,7 @@ def _in_one_unit(
     if units and unit not in units and not stated:
         per_step = None if unit else per_step
         unit = units.most_common(1)[0][0]
+    steps = [o if o.unit in (None, unit) else replace(o, rate=None, work=None) for o in steps]
     return Observed(
-        steps=[o if o.unit in (None, unit) else replace(o, rate=None, work=None) for o in steps],
-        unit=unit,
-        work_per_step=per_step,
-        source=source,
-        not_taken=not_taken,
+        steps=steps, unit=unit, work_per_step=per_step, source=source, not_taken=not_taken
     )

@@ -54,9 +54,8 @@ class GivenLogs:
 
 def read_logs(logs: GivenLogs) -> dict[str, dict[str, Any]]:
     """What was read of each log, in the order given."""
-    names = Counter(path.name for path in logs.files)
-    run_ids = [path.name if names[path.name] == 1 else str(path) for path in logs.files]
-    files, runs = dict(zip(run_ids, logs.files, strict=True)), dict[str, dict[str, Any]]()
+    names, runs = Counter(path.name for path in logs.files), dict[str, dict[str, Any]]()
+    files = {path.name if names[path.name] == 1 else str(path): path for path in logs.files}
     for run_id, path in files.items():
         run = _read(run_id, path, logs)
         rate = run["row"].get("throughput")

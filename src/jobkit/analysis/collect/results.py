@@ -1,8 +1,4 @@
-"""Collect a study: its plan and the records of its runs, as tables.
-
-results = collect("demo")       from the logs; writes the tables
-results = Results.load("demo")  from the tables as they were written
-"""
+"""Collect a study: its plan and the records of its runs, as tables."""
 
 import os
 from collections.abc import Mapping
@@ -57,9 +53,8 @@ class Results:
         places = [place for place in (out, folder) if place and is_there(place / "results.csv")]
         if not places:
             return collect(folder, write=os.access(out or folder, os.W_OK), out=out)
-        paths = StudyPaths(places[0])
         runs, epochs, steps, of_sizes = (
-            read_table(paths.folder / f"{name}.csv", TABLES[name], within=paths.folder)
+            read_table(places[0] / f"{name}.csv", TABLES[name], within=places[0])
             for name in ("results", "epochs", "steps", "scaling")
         )
         targets = of_sizes["target_accuracy"].dropna()
@@ -122,9 +117,7 @@ def check_own(folder: Path) -> None:
     link = folder.is_symlink() and folder.lstat().st_uid not in (0, os.geteuid())
     writers = "another user" if link else other_writers(folder)
     if writers not in ("", "its group"):
-        raise UsageError(
-            f"{folder}: {writers} may write there: name a folder of your own with --out DIR"
-        )
+        raise UsageError(f"{folder}: {writers} may write there: name your own with --out DIR")
 
 
 @closed_to_others()

@@ -123,13 +123,16 @@ def result_row(
     texts = dict.fromkeys(" ".join(str(m.get("text", "")).split()) for m in serious)
     parts = breakdown(records.of_all_ranks("why"), records.of_all_ranks("window"))
     parts["difference_s"] = records.last("difference").get("difference_s")
+    parameters = spec.parameters if spec else {}
     recorded = {
         **{column.name: newest[column.record].get(column.field) for column in _RECORDED},
         **{name: versions.get(name.removesuffix("_version")) for name in _OF_VERSIONS},
         **_ending(records),
     }
     row = {
-        **(spec.columns() | _parameters(spec) if spec else {}),
+        **(spec.columns() if spec else {}),
+        # A parameter that has the name of a column of another meaning is renamed.
+        **{f"parameter_{n}" if n in _RESULT_NAMES else n: v for n, v in parameters.items()},
         **{k: v for k, v in recorded.items() if v is not None},
         "status": state.status,
         **{k: getattr(state, k) or None for k in ("reason", "evidence", "evidence_file")},
@@ -148,11 +151,6 @@ def result_row(
 def _object(record: Record, name: str) -> dict[str, Any]:
     """A field that is an object; empty where it is something else."""
     return value if isinstance(value := record.get(name), dict) else {}
-
-
-def _parameters(spec: PlannedRun) -> Row:
-    """The values of a command's parameters; one named as a column of another meaning is renamed."""
-    return {f"parameter_{n}" if n in _RESULT_NAMES else n: v for n, v in spec.parameters.items()}
 
 
 def _ending(records: RunRecords) -> Row:

@@ -109,9 +109,8 @@ def step_rows(observed: Observed) -> list[Row]:
         if unit == IN_STEPS:  # the work is not known of all
             rate, work = None, seen.steps
         rate = rate or (work / seen.time_s if work is not None and seen.time_s else None)
-        row = {name: getattr(seen, name) for name in names}
-        row |= {"throughput": rate, "throughput_unit": unit}
-        rows.append(seen.values | row)
+        own = {name: getattr(seen, name) for name in names}
+        rows.append(seen.values | own | {"throughput": rate, "throughput_unit": unit})
     return rows
 
 

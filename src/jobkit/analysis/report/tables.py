@@ -140,15 +140,13 @@ def run_costs(results: Results) -> TextTable:
     for size in results.sizes:
         own = runs[runs["run_id"].isin(size.ok_runs)]
         of_runs = epochs[epochs["run_id"].isin(own["run_id"])]
-        if own.empty or of_runs.empty or size.throughput_unit != IMAGES:
+        if own.empty or of_runs.empty or not size.train_samples or size.throughput_unit != IMAGES:
             continue
-        seconds = (size.train_samples or 0) / of_runs["images_per_s"].astype(float)
+        seconds = size.train_samples / of_runs["images_per_s"].astype(float)
         training = seconds.sum() / len(own)
         evaluation = float(of_runs["eval_time_s"].sum()) / len(own)
         startup, total = own[["startup_s", "total_time_s"]].astype(float).fillna(0).mean()
         rest = total - training - evaluation - startup
-        if training <= 0:
-            continue
         cells = [f"{seconds:.3g}" for seconds in (total, training, evaluation, startup)]
         # By two clocks the parts may sum to more than the whole.
         cells += [f"{rest:.3g}" if rest >= 0 else NONE]

@@ -161,10 +161,9 @@ def _compared(size: Size, base: Size | None, pool: Pool | None) -> Row:
     rule = OWN_BASE if base.series == size.series else SERIAL_BASE
     speed_up, share = size.throughput / base.throughput, base.devices / size.devices
     row["baseline"] = f"{base.series} at {where(base, 'ranks')}: {rule}"
-    row |= {"base_series": base.series, "base_world_size": base.world_size}
+    row |= {"base_series": base.series, "base_world_size": base.world_size, "speed_up": speed_up}
     # Whole numbers are multiplied first: 2400 of 3 x 1000 is 0.8, and not a bit less.
-    efficiency = size.throughput * base.devices / (base.throughput * size.devices)
-    row |= {"speed_up": speed_up, "efficiency": efficiency}
+    row["efficiency"] = size.throughput * base.devices / (base.throughput * size.devices)
     factor = 1.0  # both ends are the value at the base itself
     if size is not base:
         if not (pool and own[0] and sample_of(base)[0]):

@@ -14,9 +14,8 @@ _MAX_LENGTH = 200  # characters of a label
 # Only where these are the same does a curve show the effect of the size.
 SAME = ("model", "dataset", "precision", "fp32", "device_type", "torch_version", "throughput_unit")
 COPIES = (
-    "{} copies: nothing shows that the ranks worked together (no process group, no connection, no "
-    "shared memory); give it DDP, or start it with its own launcher (--launcher once), or "
-    "state --together"
+    "{} copies: nothing shows that the ranks worked together (no process group, connection or "
+    "shared memory); give it DDP or its own launcher (--launcher once), or state --together"
 )
 IN_STEPS = "steps/s"  # the unit of a rate whose work is not known
 UNKNOWN_WORK = (
@@ -78,9 +77,8 @@ def faults(runs: pd.DataFrame) -> dict[str, str]:
         batch = [_BATCH[s] for s in kinds]
         # What a program says of its steps, where jobkit did not set their batch.
         said = group[group[batch].isna().all(axis=1)].dropna(subset=["throughput", "step_time_s"])
-        of_each = said["world_size"] if kinds == ["weak"] else 1
-        amounts = (said["throughput"] * said["step_time_s"] / of_each).astype(float)
-        works = sorted(zip(amounts, said["world_size"], strict=True))
+        rows = said[["throughput", "step_time_s", "world_size"]].itertuples(index=False)
+        works = sorted((x * t / (n if kinds == ["weak"] else 1), n) for x, t, n in rows)
         if batch and works and works[-1][0] > OTHER_WORK * works[0][0]:
             ends = " and ".join(f"{work:.4g} on {ranks}" for work, ranks in (works[0], works[-1]))
             what = "a step" if kinds == ["strong"] else "a rank's step"
