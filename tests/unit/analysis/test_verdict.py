@@ -329,7 +329,7 @@ def test_the_steps_of_any_program_say_why_and_which_rank_is_late(cause, word) ->
         row |= {"breakdown_late_rank": 5 if n > 1 else None, "breakdown_late_host": "nid7"}
         row |= {"breakdown_late_cause": cause}
         row |= {"step_time_s": fields["iteration_s"], "throughput_unit": "samples/s"}
-        row["strategy"] = "train"
+        row |= {"strategy": "train", "scaling": "weak"}
     (line,) = (x for x in verdict(results_from(frame(rows, RESULTS)), "GPUs") if "below" in x)
     assert f", because rank 5 on nid7 {word} 60% longer than the others" in line
 

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from jobkit.analysis.collect.steps import WITH_START, Observation, Observed
 from jobkit.analysis.tables.text import counted
 from jobkit.metric import pattern as patterns
-from jobkit.metric.kinds import Record
+from jobkit.metric.kinds import Record, number
 from jobkit.outcome.evidence import START_MARK
 
 METRIC_LINES = "metric lines"  # the source of key=value lines
@@ -100,7 +100,7 @@ def observed_metrics(
     name does not say that it is of one rank, it may be of one or of all: then it is not used.
     """
     lines = [r for r in records if "v" not in r]
-    own = [r for r in lines if not r.get("rank")]
+    own = [r for r in lines if number(r.get("rank")) in (None, 0)]
     if any(map(patterns.observes, lines)) and not any(map(patterns.observes, own)):
         return Observed(source=METRIC_LINES, not_taken=["no time or rate is of rank 0"])
     seen = list[Observation]()

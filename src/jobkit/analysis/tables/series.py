@@ -76,9 +76,9 @@ def faults(runs: pd.DataFrame) -> dict[str, str]:
         kinds = [s for s in group["scaling"].dropna().unique() if s in _BATCH]
         batch = [_BATCH[s] for s in kinds]
         # What a program says of its steps, where jobkit did not set their batch.
-        said = group[group[batch].isna().all(axis=1)].dropna(subset=["throughput", "step_time_s"])
-        rows = said[["throughput", "step_time_s", "world_size"]].itertuples(index=False)
-        works = sorted((x * t / (n if kinds == ["weak"] else 1), n) for x, t, n in rows)
+        names = ["throughput", "step_time_s", "world_size"]
+        said = group.loc[group[batch].isna().all(axis=1), names].dropna().itertuples(index=False)
+        works = sorted((x * t / (n if kinds == ["weak"] else 1), n) for x, t, n in said)
         if batch and works and works[-1][0] > OTHER_WORK * works[0][0]:
             ends = " and ".join(f"{work:.4g} on {ranks}" for work, ranks in (works[0], works[-1]))
             what = "a step" if kinds == ["strong"] else "a rank's step"
