@@ -231,6 +231,7 @@ def test_the_best_evidence_of_ranks_that_work_together_counts() -> None:
         ({"together": True}, None, "none", "stated"),
         ({"launcher": "once"}, 2, "none", None),
         ({"ranks_per_node": 1}, None, "none", None),
+        ({}, None, None, "unknown"),
     ):
         start = {"v": 1, "kind": "run_start", "attempt": 0, "group_size": group_size}
         records, job = RunRecords([start]), {"ranks_together": seen}

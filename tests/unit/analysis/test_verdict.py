@@ -351,11 +351,11 @@ def test_runs_that_go_on_have_not_failed() -> None:
     for row, status in zip(rows[-3:], ("running", "pending", "running"), strict=True):
         row |= {"status": status, "reason": "process 22486", "throughput": None}
     page = "\n".join(verdict(results_from(frame(rows, RESULTS)), "GPUs"))
-    assert "; on 4 GPUs 2 of 2 runs are not ok (pending)" in page and "failed" not in page
+    assert "; on 4 GPUs 2 of 2 runs have not ended (pending)" in page and "failed" not in page
     assert page.endswith("3 of 6 runs ok.")
     rows += runs_of({"fsdp": {1: [200.0, 201], 2: [390.0, 391]}})
     last = verdict(results_from(frame(rows, RESULTS)), "GPUs")[-1]
-    assert last == "7 of 10 runs ok; on 4 GPUs with ddp 2 of 2 runs are not ok (pending)."
+    assert last == "7 of 10 runs ok; on 4 GPUs with ddp 2 of 2 runs have not ended (pending)."
 
 
 def test_a_series_that_is_not_compared_keeps_no_other_from_being_requested() -> None:

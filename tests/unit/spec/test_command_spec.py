@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from jobkit.analysis.collect.rows import _parameters
+from jobkit.analysis.collect.records import RunRecords
+from jobkit.analysis.collect.rows import result_row
 from jobkit.analysis.tables.series import series_labels
 from jobkit.errors import UsageError
+from jobkit.outcome.state import RunState
 from jobkit.spec.command import CommandSpec, fill, program_name, resolve
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.study import Plan, Study, read_spec
@@ -100,7 +102,8 @@ def test_the_name_of_a_program() -> None:
 
 def test_a_parameter_named_as_a_column_of_another_meaning_has_a_column_of_its_own() -> None:
     spec = CommandSpec(command=("x",), parameters={"status": 7, "n_layer": 3})
-    assert _parameters(spec) == {"parameter_status": 7, "n_layer": 3}
+    row = result_row(spec, RunState(status="ok"), RunRecords(), None, None)
+    assert (row["status"], row["parameter_status"], row["n_layer"]) == ("ok", 7, 3)
 
 
 def test_what_cannot_be_planned_is_said() -> None:

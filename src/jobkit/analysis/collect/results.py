@@ -223,4 +223,7 @@ def _read(
     row = rows.result_row(spec, state, records, observed, wall_s)
     row["ranks_together"] = rows.ranks_together(job, records, spec)
     row |= use_row(records, observed, row)
+    by_it = str(row.get("throughput_source")).startswith(("pattern", "meter"))
+    if pattern and state.status == "ok" and not by_it:
+        records.problems.append(f"{paths.log.parent.name}: no line of pattern {name} has a rate")
     return rows.of_tables(paths.folder.name, records, observed, row)

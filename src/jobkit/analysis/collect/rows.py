@@ -84,8 +84,8 @@ def observed_of(
 def ranks_together(job: Mapping[str, Any], records: RunRecords, spec: object) -> str | None:
     """What shows that the ranks of a command worked together; "none": nothing does.
 
-    None where that is not asked: one rank, jobkit's own training, a command that starts its own
-    ranks, or a run that was too short to be looked at. job: what its job.json says.
+    "unknown": the run was too short to be looked at. None where that is not asked: one rank,
+    jobkit's own training, a command that starts its own ranks. job: what its job.json says.
     """
     if not isinstance(spec, CommandSpec) or spec.world_size == 1 or spec.launcher == "once":
         return None
@@ -94,8 +94,8 @@ def ranks_together(job: Mapping[str, Any], records: RunRecords, spec: object) ->
     size = records.last("run_start").get("group_size")
     if type(size) is int and size > 1:
         return "process group"
-    seen = job.get("ranks_together")
-    return seen if isinstance(seen, str) else None
+    seen = job.get("ranks_together") or "unknown"
+    return seen if isinstance(seen, str) and "ranks_together" in job else None
 
 
 def wall_time_s(job: Mapping[str, Any], attempts: int) -> float | None:

@@ -87,6 +87,10 @@ def _before_all(results: Results, compared: Sequence[Size], unit: str) -> Iterat
     if copied := [row for row in copied if row["status"] == "ok"]:
         who = "the {world_size} ranks of {series} are copies".format_map(copied[-1])
         yield Caveat(f"{who} of one program: give it DDP, or state --together", first=True)
+    short = [r for r in results.rows.values() if r.get("ranks_together") == "unknown"]
+    if short := [row for row in short if row["status"] == "ok"]:
+        text = f"{counted(len(short), 'run')} ended before it was seen whether ranks work together"
+        yield Caveat(text, doubts=True, grave=True)
     waits, known = [], []  # of the runs of a size, as far as it was measured
     for size in compared:
         rows = rows_of(results, size)
@@ -117,7 +121,8 @@ def failure(results: Results, sizes: Sequence[Size], unit: str, request: Size | 
     most = max(bad, key=lambda s: (len(s.not_ok) / s.runs_planned, s.world_size or 0))
     worst = request if request in bad else most
     named = f" with {worst.series}" if len({s.series for s in results.sizes}) > 1 else ""
-    count = f"{len(worst.not_ok)} of {worst.runs_planned} runs are not ok"
+    ends = "have not ended" if {*worst.not_ok} <= {*UNDER_WAY} else "are not ok"
+    count = f"{len(worst.not_ok)} of {worst.runs_planned} runs {ends}"
     return f"on {where(worst, unit)}{named} {count} ({_reason_of(results, worst)})"
 
 
@@ -125,12 +130,13 @@ def _unrated(results: Results) -> Iterator[Caveat]:
     """Runs that are ok and have no rate, though others of their series have, or had many starts."""
     rated = {s.series for s in results.sizes if s.rates}
     rows = [results.rows[run] for s in results.sizes if s.series in rated for run in s.ok_runs]
-    left = [row.get("step_time_s") for row in rows if row.get("throughput") is None]
+    silent = [row for row in rows if row.get("throughput") is None and not row.get("problems")]
+    left = [row.get("step_time_s") for row in silent]
     if idle := left.count(None):
         text = f"{idle} of {len(rows)} runs show no optimizer step, though others do: do they "
         yield Caveat(f"{text}resume what another run wrote? write into {{run_dir}}", grave=True)
     if other := len(left) - idle:
-        text = f"{counted(other, 'rate')} left out: in another unit than others of their size"
+        text = f"{counted(other, 'rate')} left out: in another unit than others, or of the warm-up"
         yield Caveat(text, grave=True)
     starts = [row.get("attempts") or 1 for row in rows]
     if again := sum(count > 1 for count in starts):

@@ -137,7 +137,8 @@ throughput_source TEXT what measured it: meter, auto, pattern NAME (what its tim
     them), metric lines, or the wall time of the run
 step_time_s NUMBER time of one optimizer step, without the warm-up
 wall_time_s NUMBER from the start of the run's job to its end
-ranks_together TEXT what shows that the ranks of a command worked together; none: they are copies
+ranks_together TEXT what shows that the ranks of a command worked together; none: they are copies;
+    unknown: the run ended before it could be seen
 cpu_busy_mean NUMBER load of all cores of the nodes over the run, whoever caused it, 0 to 1: mean
     over time and nodes
 other_load_mean NUMBER of cpu_busy_mean, what is not of the run's own processes
