@@ -90,6 +90,9 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
     from jobkit.analysis.report.summary import as_json, print_summary
     from jobkit.analysis.scaling.scaling import check_efficiency
 
+    of_logs = "size", "pattern", "gpus_per_node", "scaling", "name", "unit", "work_per_step"
+    if not args.logs and (vain := [name for name in of_logs if getattr(args, name) is not None]):
+        raise UsageError(f"--{vain[0].replace('_', '-')} has no effect without --logs")
     study, logs = args.study, given_logs(args) if args.logs else None
     if logs:
         study = logs_folder(args.name, sys.argv[1:] if argv is None else argv)
@@ -159,7 +162,7 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
     from jobkit.analysis.report.summary import print_summary
 
     if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
+        check_own(args.out)
     if args.collect:
         results = collect(args.study, accuracy=args.accuracy, out=args.out)
         print_summary(results)

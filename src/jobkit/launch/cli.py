@@ -11,7 +11,6 @@ from typing import Any
 
 from jobkit import __version__
 from jobkit.errors import Parser, UsageError, at_least, command
-from jobkit.files import is_there
 from jobkit.gpus import count_gpus
 from jobkit.launch.command import LaunchRequest
 from jobkit.launch.kubernetes import add_kubernetes_arguments, kubernetes_options, to_kubernetes
@@ -22,11 +21,10 @@ from jobkit.launch.slurm_options import OVERRIDES, verbatim
 from jobkit.launch.start import MAX_RESTARTS
 from jobkit.launch.states import counted
 from jobkit.outcome.state import UNDER_WAY
-from jobkit.paths import StudyPaths
 from jobkit.permissions import closed_to_others
 from jobkit.spec import options as spec_options
 from jobkit.spec.command import LAUNCHERS, SCALINGS, STARTERS
-from jobkit.spec.study import STUDIES, Plan, Study
+from jobkit.spec.study import STUDIES, Plan, Study, find_study
 
 DEFAULT_STUDY = "strong"
 _FIT_HERE = (None, "threads")  # studies whose sizes are those of this machine, off Slurm
@@ -261,11 +259,10 @@ def make_plan(args: argparse.Namespace) -> Plan:
     work |= {name: getattr(args, name) for name in ("unit", "scaling", "together")}
     changes |= {"work": stated} if (stated := {k: v for k, v in work.items() if v}) else {}
     changes |= spec_options.chosen_settings(args)
-    saved = StudyPaths.named(args.name or DEFAULT_STUDY).plan
     if args.command and not args.study:
         study = Study.of_command(args.command, **changes)
-    elif changes.keys() == {"name"} and not args.study and is_there(saved):
-        study = Plan.read(saved).study  # which goes on
+    elif changes.keys() == {"name"} and not args.study:
+        study = Plan.read(find_study(args.name, planned=True) / "plan.json").study  # which goes on
     else:
         changes |= {"command": args.command} if args.command else {}
         study = Study.load(args.study or DEFAULT_STUDY, **changes)

@@ -93,7 +93,7 @@ def test_an_error_that_training_went_on_after_is_said_and_was_no_end() -> None:
     logs |= {"c": "".join([*early, TRACEBACK, last, "ranks=1"]), "d": f"ranks=1\n{TRACEBACK}"}
     runs = collected(*NANOGPT, **logs).runs
     assert list(runs["status"]) == ["ok", "ok", "failed", "failed"]
-    assert "so the run counts as ok: ValueError: no" in runs["problems"][0]
+    assert "so it did not end the run: ValueError: no" in runs["problems"][0]
     assert "CUDA out of memory" in runs["problems"][1] and runs["reason"][3] == "ValueError: no"
     more = {"a": f"ranks=1\n{TRACEBACK}{rate}", "b": rate.splitlines()[0] + TRACEBACK + "ranks=1\n"}
     runs = collected(*NANOGPT, "--pattern", "transformers", **more).runs

@@ -53,8 +53,10 @@ def study(
             row |= {f"breakdown_{k}": v for k, v in fields.items()}
         change(row)
     keys = ("run_id", "series", "world_size", "repeat")
+
     records = [
-        {k: row[k] for k in keys} | {"epoch": i, "images_per_s": row["throughput"] * factor}
+        {k: row[k] for k in keys}
+        | {"epoch": i, "timed_images": 1000, "images_per_s": row["throughput"] * factor}
         for row in rows
         if row["throughput"]
         for i, factor in enumerate(epochs(row["world_size"]))
@@ -136,13 +138,13 @@ CASES: dict[str, tuple[Callable[[], Results], list[str], list[str]]] = {
         ["accuracy: unchanged"]),
     "other epochs": (lambda: study(GOOD, None, lambda row: row.update(
             val_loss=0.4, epochs_done=8 // row["world_size"])),
-        ["; runs trained for 1 to 8 epochs, so that accuracies are not compared"], ["unchanged"]),
+        ["; runs trained for 1 to 8 epochs, so that losses are not compared"], ["unchanged"]),
     "one run of a size": (
         lambda: study((1, 0.98, 0.95, 0.6), None, failing("failed", None, 3), 1, more={
             1: [990.0, 995], 8: [7000.0, 7010]}),
         ["seems to fall below 80% at 8 GPUs"], []),
     "restarts": (lambda: study(GOOD, None, at_8(attempts=3)),
-        ["; 3 of 12 runs were started again, up to 2 times"], []),
+        ["; 3 of 12 runs had to be started again"], []),
     "a cold first epoch": (lambda: study((1, 0.98, 0.95, 0.75), epochs=lambda n: (
             (1.0,) * 3 if n < 8 else (0.4, 1.2, 1.2))),
         ["; a slow first epoch adds 67% to the time: train longer", "seems to fall"], []),

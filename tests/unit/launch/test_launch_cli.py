@@ -100,6 +100,7 @@ BAD = [
     (["--gpus", "1", "--", "./a", "{rundir}"], "at 1 rank: {rundir}: unknown name"),
     (["--name", "x", "--gpus", "1", "python", "train.py"], "a command comes after --"),
     (["--name", "x", "python", "train.py"], "write a command after --"),
+    (["--name", "nosuch"], "no study 'nosuch'"),
     (["--gpus", "1", "--", "python", "nosuch.py"], "python nosuch.py: no such file in"),
     (["--launcher", "mpirun", "--", "./a"], "once -- mpirun -n {ranks} ..."),
     (["--gpus", "2", "--", "torchrun", "--nproc-per-node=2", "a.py"], "torchrun starts the ranks"),

@@ -198,8 +198,8 @@ def _first_training(
         by_step[key].append(line)
     doubts, apart = list[str](), list[float]()
     for same in by_step.values():  # at another speed, and not by most ranks: of another training
-        few, kinds = 1 < 2 * len(same) < (ranks or 0), {(o.time_s is None, o.unit) for o in same}
-        if (few or len(same) == 2) and len(kinds) == 1:
+        few = len(same) > 1 and (2 * len(same) < (ranks or 0) or len(same) == 2 != ranks)
+        if few and len({(o.time_s is None, o.unit) for o in same}) == 1:
             speeds = [o.time_s or o.rate or 1 for o in same]
             apart.append(max(speeds) / min(speeds))
     if apart and (slow := median_low(apart)) > SAME_SPEED:

@@ -23,7 +23,7 @@ from jobkit.outcome.logs import MOST_READ, read_tail
 from jobkit.outcome.state import BAD_ENDS, RunState
 
 _ANYWHERE = Path("/")  # the user named the files
-_MEASURED = r'\[METRIC\] (?:[^{]|.*"kind":"(?:epoch|window)")'
+_MEASURED = r'\[METRIC\] (?:[^{]*\b(?:step|epoch)=|.*"kind":"(?:epoch|window)")'
 _HEAD = 1 << 20  # bytes of a log in which its size is looked for
 
 
@@ -59,7 +59,9 @@ def read_logs(logs: GivenLogs) -> dict[str, dict[str, Any]]:
     for run_id, path in files.items():
         run = _read(run_id, path, logs)
         rate = run["row"].get("throughput")
-        alike = (k for k in runs if rate and runs[k]["row"].get("throughput") == rate)
+        which = "throughput", "series", "world_size", "nodes"
+        own = [run["row"].get(name) for name in which] if rate else []
+        alike = (k for k in runs if [runs[k]["row"].get(name) for name in which] == own)
         if same := next((k for k in alike if filecmp.cmp(files[k], path, shallow=False)), None):
             runs[same]["problems"].append(f"{run_id}: same content as {same}: it counts once")
         else:
@@ -108,11 +110,11 @@ def _judged(
     recorded = end.get("status") if end.get("attempt") == records.newest else None
     tail = of_newest(read_tail(path, within=_ANYWHERE), records.newest)
     if recorded != "ok" and (seen := find_sign(tail)):
-        sign = find_sign(tail, _went_on_to(tail, logs.pattern)) if "throughput" in row else seen
-        if sign:
+        reached = _went_on_to(tail, logs.pattern, row["world_size"] or 1)
+        if sign := find_sign(tail, reached) if "throughput" in row else seen:
             return {"status": sign.status, "reason": sign.reason, "evidence": sign.text}
-        passed = f"{path.name}: training went on after this error, so the run counts as ok: "
-        records.problems.append(passed + seen.reason)
+        why = f"training went on after this error, so it did not end the run: {seen.reason}"
+        records.problems.append(f"{path.name}: {why}")
     if recorded in BAD_ENDS:
         return {"status": recorded, "reason": str(end.get("reason") or "its last record says so")}
     if "throughput" not in row:
@@ -131,12 +133,12 @@ def _judged(
     return {"status": "ok", "reason": None if recorded == "ok" else unknown}
 
 
-def _went_on_to(lines: list[str], pattern: Pattern | None) -> int:
-    """The line that training reached. The last one may stand after the fall of another rank."""
+def _went_on_to(lines: list[str], pattern: Pattern | None, ranks: int) -> int:
+    """The line that training reached. The last one of each rank may stand after another's fall."""
     of_steps = [re.compile(text) for text in (pattern.lines if pattern else (_MEASURED,))]
     at = [i for i, line in enumerate(lines) if any(x.search(ANSI.sub("", line)) for x in of_steps)]
     whole = pattern and pattern.spans == "running"  # said at the end of the training
-    return next(iter(at[-1:] if whole else at[-2:-1]), 0)
+    return next(iter(at[-1:] if whole else at[-1 - ranks : -ranks]), 0)
 
 
 def size_of(path: Path, logs: GivenLogs) -> Row:

@@ -113,7 +113,14 @@ class Results:
 
 
 def check_own(folder: Path) -> None:
-    """Raise UsageError for a folder that another user owns, or into which everybody may write."""
+    """Make a folder where it is absent, to write there.
+
+    Raises UsageError for one that another user owns, or into which everybody may write.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be made: {error.strerror}") from None
     link = folder.is_symlink() and folder.lstat().st_uid not in (0, os.geteuid())
     writers = "another user" if link else other_writers(folder)
     if writers not in ("", "its group"):
@@ -146,8 +153,6 @@ def collect(
     runs, epochs, steps = (tables[name] for name in ("results", "epochs", "steps"))
     results = Results(folder, runs, epochs, steps, accuracy, out)
     if write:
-        if out:
-            out.mkdir(parents=True, exist_ok=True)
         for name, table in (tables | {"scaling": results.scaling}).items():
             if len(table) or name not in ("steps", "samples"):
                 save_table(results.output.folder / f"{name}.csv", table)

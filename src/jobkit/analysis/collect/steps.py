@@ -16,8 +16,8 @@ from jobkit.analysis.tables.series import IN_STEPS
 from jobkit.metric.kinds import Record, number
 
 MAX_ROWS = 1000  # of one run in steps.csv or samples.csv
-WARM_UP = "of the warm-up alone"  # likewise, where nothing else was measured
 WITH_START = "start-up included"  # what a source says whose rates are of whole runs
+WARM_UP = "of the warm-up alone"  # likewise, where nothing else was measured
 NO_UNIT = "units"  # of work that is counted or stated without a unit
 
 

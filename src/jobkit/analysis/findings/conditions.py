@@ -19,6 +19,7 @@ from jobkit.analysis.collect.results import Results
 from jobkit.analysis.collect.steps import WITH_START
 from jobkit.analysis.collect.why import busy_clause
 from jobkit.analysis.findings.causes import base_of, differences, median_of, rows_of, values_of
+from jobkit.analysis.scaling.scaling import comparable_at
 from jobkit.analysis.scaling.sizes import Size, where
 from jobkit.analysis.scaling.spread import tail
 from jobkit.analysis.tables.text import counted, say_accuracy, some
@@ -28,7 +29,7 @@ BUSY = 0.5  # share of the time below which GPUs that compute no more are limite
 _DISTURBED = 0.2  # share of the cores that other programs used in most runs
 _WAITING = 0.2  # share of the time that every size waits for data
 _ABOVE_IDEAL, _ABSURD = 1.05, 2.0  # of an efficiency; no cache explains so much
-_UNSTEADY = 0.04  # change of the rate within a run
+_UNSTEADY, _COLD = 0.04, 0.1  # change of the rate within a run; what a slow first epoch adds
 _DRIFT, _CHANCE = 0.02, 0.01  # change of the rate over a study; p value of a slope
 _SLOW_NODE = 0.04  # how much slower runs on some nodes are
 _BY_CHANCE, _DRAWS, _MAX_DRAWN = 0.1, 200, 1000  # that slow runs have nodes of their own
@@ -138,10 +139,8 @@ def _unrated(results: Results) -> Iterator[Caveat]:
     if other := len(left) - idle:
         text = f"{counted(other, 'rate')} left out: in another unit than others, or of the warm-up"
         yield Caveat(text, grave=True)
-    starts = [row.get("attempts") or 1 for row in rows]
-    if again := sum(count > 1 for count in starts):
-        most = counted(max(starts) - 1, "time")
-        yield Caveat(f"{again} of {len(rows)} runs were started again, up to {most}")
+    if again := sum((row.get("attempts") or 1) > 1 for row in rows):
+        yield Caveat(f"{again} of {len(rows)} runs had to be started again")
 
 
 def _reason_of(results: Results, size: Size) -> str:
@@ -234,21 +233,30 @@ def _accuracy(
     for size in (s for s, losses in known.items() if None in losses and any(losses)):
         count = f"{known[size].count(None)} of {len(known[size])} runs"
         yield Caveat(f"loss is NaN or missing in {count} on {where(size, unit)}", grave=True)
-    accuracy = {
-        s: value
+    beside = {
+        s: rows_of(results, s)
         for s in results.sizes
-        if request and s.place[1:] == request.place[1:] and not s.note
-        if (value := median_of(rows_of(results, s), "val_accuracy")) is not None
+        if request and not s.note and s.world_size == request.world_size
+        if comparable_at(s) == comparable_at(request)
     }
-    best = max(accuracy, key=lambda s: accuracy[s], default=None)
-    if best and request in accuracy and accuracy[best] - accuracy[request] >= _FELL:
-        low, high = (say_accuracy(accuracy[s]) for s in (request, best))
-        yield Caveat(f"accuracy is {low}, and {high} with {best.series}: tune first", grave=True)
+    accuracy = {
+        s: [row["val_accuracy"] for row in rows]
+        for s, rows in beside.items()
+        if rows and all(row.get("val_accuracy") is not None for row in rows)
+    }
+    if len(values_of([row for rows in beside.values() for row in rows], "epochs_done")) > 1:
+        accuracy = {}
+    best = max(accuracy, key=lambda s: median(accuracy[s]), default=None)
+    if best and request and (mine := accuracy.get(request)) and differ(mine, accuracy[best]):
+        low, high = median(mine), median(accuracy[best])
+        text = f"accuracy is {say_accuracy(low)}, and {say_accuracy(high)} with {best.series}"
+        if high - low >= _FELL:
+            yield Caveat(f"{text}: tune first", grave=True)
     rows = [row for size in compared for row in rows_of(results, size)]
     epochs = {row["epochs_done"] for row in rows if row.get("epochs_done") is not None}
     if len(epochs) > 1 and any(row.get("val_loss") for row in rows):
         text = f"runs trained for {min(epochs)} to {max(epochs)} epochs"
-        yield Caveat(f"{text}, so that accuracies are not compared")
+        yield Caveat(f"{text}, so that losses are not compared")
 
 
 def _rated(results: Results, column: str, sizes: Sequence[Size] | None = None) -> pd.DataFrame:
@@ -329,7 +337,7 @@ def _unsteady(results: Results, sizes: Sequence[Size]) -> Iterator[Caveat]:
     """Rates that rise or fall within the runs: a warm-up left in, or clocks that fall."""
     squares, free, (trends, first) = 0.0, 0, _trends(results)
     extra = [median([first.get(run, 0.0) for run in s.ok_runs]) for s in sizes if s.ok_runs]
-    if (share := max(extra, default=0.0)) > _UNSTEADY:
+    if (share := max(extra, default=0.0)) > _COLD:
         text = f"a slow first epoch adds {share:.0%} to the time: train longer"
         yield Caveat(text, doubts=True)
     slopes = defaultdict[Any, list[tuple[float, float]]](list)  # change over a run, weight
@@ -370,11 +378,11 @@ def _trends(
     timed = epochs[epochs["images_per_s"].gt(0).fillna(False)].sort_values("epoch")
     by_run = timed["images_per_s"].astype(float).groupby(timed["run_id"], sort=False)
     curves = {str(run): rates.tolist()[1:] for run, rates in by_run if len(rates) > 3}
-    first = {
-        str(run): (median(later) / rates[0] - 1) / len(rates)
-        for run, rates in ((run, own.tolist()) for run, own in by_run)
-        if len(later := rates[1:]) > 1
-    }
+    first = {}
+    for run, own in timed.dropna(subset=["timed_images"]).groupby("run_id", sort=False):
+        fast, images = own["images_per_s"].tolist(), own["timed_images"].tolist()
+        if len(fast) > 2:
+            first[str(run)] = images[0] * (median(fast[1:]) / fast[0] - 1) / sum(images)
     sound = steps["throughput"].gt(0).fillna(False) & ~steps["warmup"].fillna(False).astype(bool)
     windows = steps["throughput"][sound].astype(float).groupby(steps["run_id"][sound], sort=False)
     for run, rates in windows:
