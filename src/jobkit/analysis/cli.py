@@ -54,7 +54,6 @@ exit codes:
   2  wrong usage: no such study, too few sizes for a forecast, a folder that cannot be written
   3  --collect: a run is not ok; or no run has a rate, and no figure was made
 """
-VERDICT_LINES = 3  # of the report, on the terminal
 
 
 def _parser(prog: str, description: str, epilog: str) -> Parser:
@@ -117,21 +116,19 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print_verdict(results: "Results", min_efficiency: float) -> None:
-    """Print the first lines of the report."""
+    """Print the first three lines of the report."""
     from jobkit.analysis.figures.style import unit
     from jobkit.analysis.findings.verdict import verdict
 
-    print("\n".join(verdict(results, unit(results), min_efficiency)[:VERDICT_LINES]))
+    print("\n".join(verdict(results, unit(results), min_efficiency)[:3]))
 
 
 @command
 @closed_to_others()
 def plot_main(argv: Sequence[str] | None = None) -> int:
     """Draw the figures of a study and write its report; return the exit code."""
-    text = (
-        "Draw the figures of a study (PNG, SVG and PDF) and write its report, report.html, from "
-        "the tables that collect_results.py wrote. A study without tables is collected first."
-    )
+    text = "Draw the figures of a study (PNG, SVG, PDF) and write report.html from its tables. "
+    text += "A study without tables is collected first."
     parser = _parser("plot_results.py", text, _PLOT)
     add, count = parser.add_argument, at_least(int, 1)
     text = "collect the logs first, as collect_results.py does; --accuracy is for that"
@@ -139,10 +136,7 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
     add("--open", action="store_true", help="open the report, where there is a display")
     text = "predict these sizes from the fitted scaling laws, marked as not measured"
     add("--forecast", type=count, nargs="+", default=[], metavar="RANKS", help=text)
-    text = (
-        "ranks of a full node, for --forecast (default: of the measured sizes on several nodes; "
-        "where there are none, not known)"
-    )
+    text = "ranks of a full node, for --forecast (default: of sizes measured on several, if any)"
     add("--gpus-per-node", type=count, metavar="N", help=text)
     text = "parallel efficiency of the size that the report recommends (default %(default)s)"
     add("--min-efficiency", type=share, default=MIN_EFFICIENCY, metavar="SHARE", help=text)
@@ -203,8 +197,7 @@ def _draw(results: "Results", args: argparse.Namespace) -> None:
     if args.forecast:
         lines = [line for path in args.comm for line in fit_lines(read_csv(path))]
         links = forecast.links_of(lines) if args.comm else None
-        per_node = args.gpus_per_node
-        forecasts, reasons = forecast.forecasts(results, args.forecast, per_node, links)
+        forecasts, reasons = forecast.forecasts(results, args.forecast, args.gpus_per_node, links)
         if not forecasts:
             why = "; ".join(reasons) or "no series has sizes to compare"
             raise UsageError(f"no forecast: {why}")
@@ -226,6 +219,5 @@ def _draw(results: "Results", args: argparse.Namespace) -> None:
     _print_verdict(results, efficiency)
     print(f"wrote {count} ({formats}) to {short_path(results.output.figures)}")
     written = write_report(results, drawn, forecasts, reasons, efficiency, project)
-    names = ", ".join(path.name for path in written)
-    print(f"wrote {names} to {short_path(results.output.folder)}")
+    print(f"wrote {', '.join(p.name for p in written)} to {short_path(results.output.folder)}")
     print(f"next: open {short_path(written[-1])} in a browser")

@@ -24,10 +24,8 @@ def add_log_options(parser: argparse.ArgumentParser) -> None:
     known = ", ".join(sorted(p.stem for p in PATTERNS.glob("*.toml")))
     text = f"how lines are read: {known}, or a TOML file (default: [METRIC] key=value lines)"
     add("--pattern", metavar="NAME", help=text)
-    text = (
-        "finds each log's size, in its name or its text: a group named ranks or, with "
-        "--gpus-per-node, nodes; a group series names its curve"
-    )
+    text = "finds each log's size, in its name or its text: a group named ranks or, with "
+    text += "--gpus-per-node, nodes; a group series names its curve"
     add("--size", metavar="REGEX", help=text)
     text = "ranks (GPUs) of a full node"
     add("--gpus-per-node", type=at_least(int, 1), metavar="N", help=text)
@@ -54,10 +52,8 @@ def given_logs(args: argparse.Namespace) -> "GivenLogs":
         raise UsageError(f"--logs {absent[0]!r}: no such file; the shell fills in * without quotes")
     files = {path.resolve(): path.absolute() for path in map(Path, args.logs)}
     if args.scaling == "weak" and args.work_per_step:
-        raise UsageError(
-            "--work-per-step is of all ranks, and grows with them in weak scaling: leave it out, "
-            "and the steps of all ranks are compared"
-        )
+        why = "is of all ranks, and grows with them in weak scaling: leave it out"
+        raise UsageError(f"--work-per-step {why}, and the steps of all ranks are compared")
     given = GivenLogs(
         files=tuple(files.values()),
         size=args.size,

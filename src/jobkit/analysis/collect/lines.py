@@ -49,9 +49,8 @@ def observed_lines(
     lines: as matches gives them. ranks: how many a rate of one rank is multiplied by. planned:
     unit, work_per_step and warmup_steps of the study.
     """
-    seen: list[Observation] = []
-    unread, source, of_one = list[str](), f"pattern {pattern.name}", pattern.of == "per_rank"
-    evaluated = False
+    seen, unread, evaluated = list[Observation](), list[str](), False
+    source, of_one = f"pattern {pattern.name}", pattern.of == "per_rank"
     for attempt, groups in lines:
         values = {name: patterns.read_value(text, name) for name, text in groups.items()}
         measures = [name for name in values if patterns.quantity_of(name).kind in patterns.MEASURES]
@@ -68,15 +67,12 @@ def observed_lines(
     elif len(warm) > 1 and 2 * sum(o.evaluated for o in warm) <= len(warm) + 1:
         steps = [replace(o, warmup=o.warmup or o.evaluated) for o in steps]
     elif warm and any(o.evaluated for o in warm):
-        not_taken.append(
-            f"before most lines of {source} stands one without a time, as of an evaluation: if it "
-            "is in the time, log more often"
-        )
+        what = "one without a time, as of an evaluation: if it is in the time, log more often"
+        not_taken.append(f"before most lines of {source} stands {what}")
     if unread:
-        not_taken.append(
-            f"{counted(len(unread), 'line')} of {source} with a time or rate that is no number "
-            f"above 0, as {unread[0][:80]}: that value is not used"
-        )
+        count = f"{counted(len(unread), 'line')} of {source}"
+        why = f"with a time or rate that is no number above 0, as {unread[0][:80]}"
+        not_taken.append(f"{count} {why}: that value is not used")
     not_taken += doubts
     if pattern.spans == "step":
         times = [o.time_s or (1 / o.rate if o.rate else 0) for o in steps if not o.warmup]
@@ -115,10 +111,9 @@ def observed_metrics(
     kinds = [patterns.quantity_of(name) for line in lines for name in line]
     unclear = any(q.kind == "rate" and q.unit != "steps" and not q.per_rank for q in kinds)
     if ranks and ranks > 1 and often >= ranks and unclear:
-        not_taken.append(
-            f"each rate is printed {often} times, as by all {ranks} ranks, and may be of one or "
-            "of all: not used. Print it on rank 0 alone, or name it as tokens_per_s_per_rank"
-        )
+        why = f"each rate is printed {often} times, as by all {ranks} ranks, and may be of one"
+        fix = "Print it on rank 0 alone, or name it as tokens_per_s_per_rank"
+        not_taken.append(f"{why} or of all: not used. {fix}")
         first = [replace(o, rate=None, work=None) for o in first if o.time_s]
     return _in_one_unit(_with_steps(first, planned, False), planned, METRIC_LINES, not_taken)
 
@@ -251,10 +246,10 @@ def _with_steps(
 
 
 def _in_one_unit(
-    steps: Sequence[Observation], planned: Mapping[str, Any], source: str, not_taken: Sequence[str]
+    steps: Sequence[Observation], planned: Mapping[str, Any], source: str, doubts: Sequence[str]
 ) -> Observed | None:
     """The observations in one unit: of those in another one the times alone remain."""
-    if not (steps or not_taken):
+    if not (steps or doubts):
         return None
     unit, per_step = planned.get("unit"), planned.get("work_per_step")
     units = Counter(o.unit for o in steps if o.unit)
@@ -263,6 +258,4 @@ def _in_one_unit(
         per_step = None if unit else per_step
         unit = units.most_common(1)[0][0]
     steps = [o if o.unit in (None, unit) else replace(o, rate=None, work=None) for o in steps]
-    return Observed(
-        steps=steps, unit=unit, work_per_step=per_step, source=source, not_taken=not_taken
-    )
+    return Observed(steps=steps, unit=unit, work_per_step=per_step, source=source, not_taken=doubts)

@@ -86,8 +86,7 @@ def _read(run_id: str, path: Path, logs: GivenLogs) -> dict[str, Any]:
     """What one log holds."""
     records, pattern, size = read_log(path), logs.pattern, size_of(path, logs)
     series = size.pop("series", None) or (pattern.program or pattern.name if pattern else "log")
-    # Of several ranks a log has the windows of rank 0 alone.
-    ranks = size.get("world_size")
+    ranks = size.get("world_size")  # of several a log has the windows of rank 0 alone
     observed = observed_of(path, _ANYWHERE, records, logs, pattern, ranks, by_pattern=True)
     row = dict.fromkeys(("nodes", "ranks_per_node", "world_size"))
     row |= result_row(None, RunState(status="ok"), records, observed) | size
@@ -125,10 +124,8 @@ def _judged(
         known = "; ".join(observed.not_taken) if observed else ""
         return {"status": "failed", "reason": known or why}
     if row["world_size"] is None:
-        return {
-            "status": "failed",
-            "reason": f"no size: {logs.size} finds no number of ranks in it",
-        }
+        why = f"no size: {logs.size} finds no number of ranks in it"
+        return {"status": "failed", "reason": why}
     unknown = "read from a log: whether it ended well is not known"
     return {"status": "ok", "reason": None if recorded == "ok" else unknown}
 
@@ -157,7 +154,7 @@ def size_of(path: Path, logs: GivenLogs) -> Row:
     if per_node and bool(nodes) != bool(ranks):
         ranks = ranks or (nodes or 0) * per_node
         on_node: int | None = min(per_node, ranks)
-        nodes = nodes or -(-ranks // min(per_node, ranks))
+        nodes = nodes or -(-ranks // per_node)
     elif ranks:
         nodes = nodes or (1 if ranks == 1 else None)
         on_node = -(-ranks // nodes) if nodes else None

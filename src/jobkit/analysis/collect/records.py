@@ -76,8 +76,7 @@ def read_run(paths: RunPaths, run_id: str | None) -> RunRecords:
 
     run_id None takes the records of any run: the folder has no spec.json.
     """
-    study, found = paths.folder.parent, RunRecords()
-    records: list[Record] = []
+    study, found, records = paths.folder.parent, RunRecords(), list[Record]()
     named = [match for name in file_names(paths.metrics_folder) if (match := _NAME.fullmatch(name))]
     named.sort(key=lambda match: (int(match[1]), int(match[2] or 0)))
     files = [(paths.metrics_folder / match[0], match[2]) for match in named]
@@ -100,7 +99,7 @@ def read_log(path: Path) -> RunRecords:
     records = _read(found, path, path.name, None, Path("/"))  # the user named it
     end = _end_of_first(records)
     if later := len(records) - end:
-        _reject(found, path.name, later, ": of a second run in this log: the first one is read")
+        _reject(found, path.name, later, "of a second run in this log: the first one is read")
     return _whole(found, records[:end])
 
 
@@ -120,8 +119,7 @@ def _end_of_first(records: list[Record]) -> int:
         elif (epoch := epoch_of(record)) is not None:
             known = first.setdefault(("epoch", epoch, record.get("rank")), record)
             names = known.keys() & record.keys() - {"attempt"}
-            changed = any(known[name] != record[name] for name in names)
-            again = epoch < newest and changed
+            again = epoch < newest and any(known[name] != record[name] for name in names)
             newest = max(newest, epoch)
         else:
             continue
@@ -135,33 +133,28 @@ def _read(
 ) -> list[Record]:
     """The records of one file. Its rejected lines are counted in found: the first alone is told."""
     scan = partial(reader.scan, start=_START)
-    records: list[Record] = []
-    count, first = 0, ""
+    records, rejected = list[Record](), list[str]()
     try:
         with open_regular(path, MOST_READ, within) as stream:
             read = reader.read_file if path.suffix == ".jsonl" else scan
             for item in read(stream, loads=orjson.loads):
                 if isinstance(item, str):
-                    why = f": {item}"
+                    rejected.append(item)
                 elif "v" in item and run_id not in (None, item["run_id"]):
-                    why = f": of another run: {item['run_id']}"
+                    rejected.append(f"of another run: {item['run_id']}")
                 else:
                     records.append(item)
-                    continue
-                count += 1
-                first = first or why
     except OSError as error:
-        _cannot_read(found, name, error.strerror or str(error), count + 1)
+        _cannot_read(found, name, error.strerror or str(error), len(rejected) + 1)
         return records
-    if count:
-        _reject(found, name, count, first)
+    if rejected:
+        _reject(found, name, len(rejected), rejected[0])
     return records
 
 
 def _reject(found: RunRecords, name: str, count: int, first: str) -> None:
     found.rejected += count
-    lines = counted(count, "[METRIC] line")
-    found.problems.append(f"{name}: {lines} rejected, the first{first}")
+    found.problems.append(f"{name}: {counted(count, '[METRIC] line')} rejected, the first: {first}")
 
 
 def _cannot_read(found: RunRecords, name: str, why: str, count: int = 1) -> None:

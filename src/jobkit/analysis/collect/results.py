@@ -171,9 +171,9 @@ def _tables(read: Mapping[str, dict[str, Any]], study: str) -> dict[str, pd.Data
     shared = {name for name in names if len({repr(row.get(name)) for row in made}) < 2}
     tables = {"results": (runs := frame(made, RESULTS, shared))}
     for name in ("epochs", "steps", "samples"):
-        own = records(runs[[c.name for c in TABLES[name] if c.name in rows.OF_RUN]])
-        parts = [run[name] for run in read.values()]
-        made = [row | of_run for of_run, part in zip(own, parts, strict=True) for row in part]
+        keys = records(runs[[c.name for c in TABLES[name] if c.name in rows.OF_RUN]])
+        pairs = zip(keys, read.values(), strict=True)
+        made = [row | own for own, run in pairs for row in run[name]]
         # Values that a program names itself keep their names.
         tables[name] = frame(made, TABLES[name], rows.IDENTIFIES)
     return tables
@@ -217,8 +217,7 @@ def _read(
     record_id: the run_id of its records; None: any.
     """
     records = read_run(paths, record_id)
-    settings = records.last("run_start").get("spec")
-    spec = planned and planned.decided(settings if isinstance(settings, dict) else {})
+    spec = planned and planned.decided(rows.object_of(records.last("run_start"), "spec"))
     name, ranks = getattr(spec, "pattern", None), getattr(spec, "world_size", None)
     pattern = load_pattern(name) if name else None
     observed = rows.observed_of(paths.log, paths.folder.parent, records, spec, pattern, ranks)

@@ -117,7 +117,7 @@ def result_row(
     observed: what was seen of its steps. wall_s: seconds from its job's start to the end.
     """
     newest = {kind: records.last(kind) for kind in ("run_start", "startup")}
-    versions = _object(newest["run_start"], "versions")
+    versions = object_of(newest["run_start"], "versions")
     messages = [r for r in (*records.records, *records.of_ranks) if r.get("kind") == "message"]
     serious = [m for m in messages if m.get("level") in ("warning", "error")]
     texts = dict.fromkeys(" ".join(str(m.get("text", "")).split()) for m in serious)
@@ -148,7 +148,7 @@ def result_row(
     return row | speed_row(observed, row)
 
 
-def _object(record: Record, name: str) -> dict[str, Any]:
+def object_of(record: Record, name: str) -> dict[str, Any]:
     """A field that is an object; empty where it is something else."""
     return value if isinstance(value := record.get(name), dict) else {}
 
@@ -195,8 +195,7 @@ def speed_row(observed: steps.Observed | None, run: Mapping[str, Any]) -> Row:
     if run.get("status") != "ok" or not wall or (observed and observed.source == METRIC_LINES):
         return row
     # Weak: a rank's work is the same at each size, so that all ranks together do more in a run.
-    runs = (run.get("world_size") or 1) if weak else 1
-    unit = "shares/h" if weak else RUNS
+    runs, unit = (run.get("world_size") or 1, "shares/h") if weak else (1, RUNS)
     rate = {"throughput": 3600 * runs / wall, "throughput_unit": unit}
     return row | rate | {"throughput_source": WALL_TIME}
 
@@ -253,7 +252,7 @@ def of_tables(
         problems.append(f"{run_id}: {why}: is the rate of one rank?")
     return {
         "row": row,
-        "epochs": [_object(record, "values") | record for record in records.epochs],
+        "epochs": [object_of(record, "values") | record for record in records.epochs],
         "steps": steps.step_rows(observed) if observed else [],
         "samples": steps.thinned(records.of_all_ranks("sample")),
         "problems": problems,

@@ -176,8 +176,7 @@ def _over_the_run(windows: Iterable[Record], data: float, gpu: bool) -> tuple[fl
     more_data = max(0.0, sum(waited for *_, waited in compared) / total - data)
     if gpu:  # its work hides what the host waits for, but for what makes steps longer
         more_data = min(more_data, max(0.0, mean - typical))
-    slow = max(0.0, mean - usual / total - more_data)
-    return slow, more_data, typical
+    return max(0.0, mean - usual / total - more_data), more_data, typical
 
 
 def _median(values: Sequence[tuple[float, float]]) -> float:
@@ -228,8 +227,7 @@ def _last(waits: np.ndarray, step_s: float) -> tuple[int, float] | None:
         least = max(BEYOND_CHANCE * error, MIN_SHARE * step_s, MIN_LATE_S)
         # Neighbouring steps are alike: a burst of something else is no lasting lateness.
         thirds = [late[i : i + size].mean() for i in range(0, steps, size)]
-        lasts = min(thirds) > mean / 3
-        if mean > least and lasts and (best is None or mean > best[1]):
+        if mean > least and min(thirds) > mean / 3 and (best is None or mean > best[1]):
             best = who, mean
     return best
 
@@ -245,10 +243,9 @@ def busy_clause(runs: Iterable[Mapping[str, Any]]) -> str | None:
     text = []
     if busy := [pair for pair in loads if pair[0] > MAX_OTHER_LOAD]:
         most, run_id = max(busy, key=lambda pair: pair[0])
-        text.append(
-            f"other processes used up to {most:.0%} of the cores in {len(busy)} of "
-            f"{len(loads)} runs (most in {run_id}): measure again on an idle machine"
-        )
+        where = f"in {len(busy)} of {len(loads)} runs (most in {run_id})"
+        used = f"other processes used up to {most:.0%} of the cores {where}"
+        text.append(f"{used}: measure again on an idle machine")
     if shared := sum((r.get("gpu_processes_max") or 0.0) > 1 for r in runs):
         text.append(f"other processes computed on the GPUs of {shared} runs: measure again alone")
     return "; ".join(text) or None

@@ -104,9 +104,8 @@ FIGURES = (
     StudyFigure(
         "why",
         "Shares of a step's time by cause: means over ranks; below, where one comes last beyond "
-        "chance, the time of each rank. Waiting for later ranks is apart from exposed "
-        "communication; breakdown_communication_s of results.csv has both. What "
-        "helped against a cause is in docs/own-program.md.",
+        "chance, the time of each rank. Waiting for later ranks is apart from communication; "
+        "breakdown_communication_s has both. What helped against a cause: docs/own-program.md.",
         why_figure,
     ),
     StudyFigure(
@@ -115,10 +114,7 @@ FIGURES = (
         comparison_figure,
     ),
     StudyFigure("loss_and_accuracy", "Validation loss and accuracy over epochs.", learning_figure),
-    StudyFigure(
-        "loss_and_accuracy_by_size",
-        "Final validation loss and accuracy at each size: median and range of the repeats.",
-    ),
+    StudyFigure("loss_and_accuracy_by_size", "Final loss and accuracy by size: median and range."),
     StudyFigure("time_to_accuracy", "Training time to the same validation accuracy."),
     StudyFigure("peak_memory", "Peak memory at each size: maximum over ranks."),
 )

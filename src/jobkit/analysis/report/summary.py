@@ -17,13 +17,11 @@ from jobkit.analysis.report.tables import proposal_table
 from jobkit.analysis.tables.frames import records
 from jobkit.analysis.tables.text import TextTable
 
-_WIDE = 200  # columns where there is no terminal: no line in a file is truncated
-
 
 def terminal() -> Console:
-    """The terminal, or a wide page where there is none."""
+    """The terminal; where there is none a page so wide that no line in a file is truncated."""
     console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_WIDE)
+    return console if console.is_terminal else Console(highlight=False, width=200)
 
 
 def print_table(console: Console, table: TextTable) -> None:

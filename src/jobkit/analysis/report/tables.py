@@ -61,10 +61,8 @@ def proposal_table(
         columns["peak memory (MiB)"] = cells("peak_memory_mib", "{:,.0f}")
         columns["val. accuracy"] = [text.say_accuracy(s.val_accuracy) for s in sizes]
         if any(s.throughput_unit != IMAGES for s in sizes):
-            columns["throughput"] = [
-                f"{rounded(s.throughput)} {s.throughput_unit}" if s.throughput else NONE
-                for s in sizes
-            ]
+            rates = ((s.throughput, s.throughput_unit) for s in sizes)
+            columns["throughput"] = [f"{rounded(x)} {of}" if x else NONE for x, of in rates]
     else:
         columns[f"{unit[:-1]}-hours {per}"] = cells("gpu_hours", "{:.3g}")
         columns[f"node-hours {per}"] = cells("node_hours", "{:.3g}")
@@ -74,8 +72,7 @@ def proposal_table(
         if {*column} - {NONE} or head.startswith("time per")
     }
     rows = [list(row) for row in zip(*shown.values(), strict=True)]
-    notes = _notes(results, unit, least)
-    return TextTable(list(shown), rows, 2 if "scaling" in shown else 1, notes)
+    return TextTable(list(shown), rows, 1 + ("scaling" in shown), _notes(results, unit, least))
 
 
 def _notes(results: Results, unit: str, least: float) -> list[str]:
@@ -92,10 +89,8 @@ def _notes(results: Results, unit: str, least: float) -> list[str]:
     base = f"Speed-up and parallel efficiency are relative to {'; else to '.join(rules)}."
     lines = [kind + (base if bases else "No size is compared with another.")]
     if any(s.spread_from for s in sizes):
-        lines.append(
-            "In brackets: 95% interval of the median over runs, from the spread of the repeats "
-            "of all sizes by Student's t."
-        )
+        of = "the median over runs, from the spread of the repeats of all sizes by Student's t."
+        lines.append(f"In brackets: 95% interval of {of}")
     if any(s.gpu_hours for s in sizes):
         lines.append(f"Hours are means: {_beside(results)}.")
     if any(s.nodes is None and s.throughput for s in sizes):
@@ -153,10 +148,8 @@ def run_costs(results: Results) -> TextTable:
         cells += [f"{total / training - 1:.0%}" if total >= training else NONE]
         rows.append([size.series, str(size.world_size), *cells])
     heads = ["series", "ranks", "whole run (s)", "training (s)", "evaluation (s)", "start-up (s)"]
-    note = (
-        "Means over the runs. The rest is checkpoints, records and the end of the processes. "
-        "Node-hours and times to an accuracy are of the training alone."
-    )
+    note = "Means over the runs. The rest is checkpoints, records and the end of the processes. "
+    note += "Node-hours and times to an accuracy are of the training alone."
     if again := int(results.runs["attempts"].gt(1).sum()):
         note += f" Left out because of restarts: {counted(again, 'run')}."
     return TextTable([*heads, "rest (s)", "beside training"], rows, 1, [note])
@@ -210,10 +203,8 @@ def project_table(
         units = " and ".join(measured)
         raise UsageError(f"--work {work!r}: the study measured {units}, as '1000 {measured[0]}'")
     heads = ["series", unit, "nodes", "days per run", f"{unit[:-1]}-hours", "node-hours"]
-    note = (
-        f"{counted(count, 'run')} of {work.strip()} each, by the mean rate: {_beside(results)}. "
-        "Failures and trials come on top."
-    )
+    note = f"{counted(count, 'run')} of {work.strip()} each, by the mean rate: {_beside(results)}. "
+    note += "Failures and trials come on top."
     if request_of(results, least) is None:
         note += " The verdict requests no size: do not use these yet."
     return TextTable([*heads, "node-hours at 95%"], rows, 1, [note])

@@ -35,7 +35,6 @@ from jobkit.spec.runspec import ONE_RANK, STRATEGIES
 OWN_BASE = "the same strategy and settings at the smallest measured size"
 SERIAL_BASE = "the serial run of the study"
 FASTER = 1.05  # without repeats a serial run counts as faster by this factor
-_J_OF_KWH = 3.6e6
 _UNMEASURED = "no run that is ok measured it"
 
 
@@ -153,9 +152,8 @@ def _compared(size: Size, base: Size | None, pool: Pool | None) -> Row:
         factor = math.exp(pool.half_width(own))
         low, high = size.throughput / factor, size.throughput * factor
         row |= {"throughput_low": low, "throughput_high": high}
-        if size.time_amount:
-            row["time_low_s"] = size.time_amount / high
-            row["time_high_s"] = size.time_amount / low
+        if amount := size.time_amount:
+            row |= {"time_low_s": amount / high, "time_high_s": amount / low}
     if not (base and base.throughput and size.throughput and size.devices and base.devices):
         return row
     rule = OWN_BASE if base.series == size.series else SERIAL_BASE
@@ -187,7 +185,7 @@ def _cost(size: Size) -> Row:
         row["node_hours"] = mean * size.nodes / 3600
     per = size.joules_per_work
     if per is not None and size.time_amount and not size.throughput_unit.endswith("/h"):
-        row["energy_kwh"] = per * size.time_amount / _J_OF_KWH
+        row["energy_kwh"] = per * size.time_amount / 3.6e6  # joules
     return row
 
 
@@ -234,14 +232,13 @@ def check_efficiency(
             continue
         ends = size.interval("efficiency")
         low, high = ends or (value, value)
-        words = f" [{low:.1%}, {high:.1%} at 95%]" if ends else ""
+        text = f"{place}: efficiency {value:.1%}"
+        text += f" [{low:.1%}, {high:.1%} at 95%]" if ends else ""
         base = f"(relative to {size.base_series} on {counted(size.base_world_size or 0, 'rank')})"
         if high < least:
-            missed.append(f"{place}: efficiency {value:.1%}{words} is below {least:.1%} {base}")
+            missed.append(f"{text} is below {least:.1%} {base}")
         elif low < least:
-            unsure.append(
-                f"{place}: efficiency {value:.1%}{words} may be below {least:.1%}: repeat"
-            )
+            unsure.append(f"{text} may be below {least:.1%}: repeat")
     several = {s.series for s in measured if s.strategy not in ONE_RANK}
     absent = sorted(several - {s.series for s in at_size})
     missed += [f"{name}: not planned at {counted(at, 'rank')}" for name in absent]

@@ -13,15 +13,11 @@ _PLAIN_VALUES = ("strategy", "model", "precision", "optimizer", "scaling")
 _MAX_LENGTH = 200  # characters of a label
 # Only where these are the same does a curve show the effect of the size.
 SAME = ("model", "dataset", "precision", "fp32", "device_type", "torch_version", "throughput_unit")
-COPIES = (
-    "{} copies: nothing shows that the ranks worked together (no process group, connection or "
-    "shared memory); give it DDP or its own launcher (--launcher once), or state --together"
-)
+COPIES = "{} copies: nothing shows that the ranks worked together (no process group, connection or "
+COPIES += "shared memory); give it DDP or its own launcher (--launcher once), or state --together"
 IN_STEPS = "steps/s"  # the unit of a rate whose work is not known
-UNKNOWN_WORK = (
-    f"{IN_STEPS} do not say whether a step's work grows with the ranks: state --scaling weak or "
-    "strong"
-)
+UNKNOWN_WORK = f"{IN_STEPS} do not say whether a step's work grows with the ranks: "
+UNKNOWN_WORK += "state --scaling weak or strong"
 OTHER_WORK = 1.5  # times the work of a step: not what was stated
 _BATCH = {"strong": "global_batch_size", "weak": "batch_size_per_rank"}
 

@@ -36,8 +36,7 @@ class TextTable:
     def latex(self) -> str:
         """The table for LaTeX with the package booktabs, narrow, with its notes below it."""
         columns = "l" * self.words + "r" * (len(self.heads) - self.words)
-        lines = [textwrap.wrap(_latex(h), **_LINES) for h in self.heads]
-        heads = [r"\\".join(parts) for parts in lines]
+        heads = [r"\\".join(textwrap.wrap(_latex(h), **_LINES)) for h in self.heads]
         heads = [rf"\shortstack[r]{{{h}}}" if " " in h or r"\\" in h else h for h in heads]
         rows = [map(_latex, row) for row in self.rows]
         body = [" & ".join(row) + r" \\" for row in (heads, *rows)]
