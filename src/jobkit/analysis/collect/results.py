@@ -17,7 +17,7 @@ from jobkit.analysis.scaling.scaling import measured_sizes, scaling_table
 from jobkit.analysis.scaling.sizes import Size
 from jobkit.analysis.tables.columns import RESULTS, TABLES
 from jobkit.analysis.tables.frames import Row, frame, read_table, records, save_table
-from jobkit.analysis.tables.series import faults, series_labels
+from jobkit.analysis.tables.series import faults, odd_works, series_labels
 from jobkit.errors import UsageError, one_line
 from jobkit.files import is_there
 from jobkit.metric.pattern import load_pattern
@@ -109,6 +109,7 @@ class Results:
         runs = self.runs
         lines = [line for text in runs["problems"].dropna() for line in text.split(" | ")]
         lines += [f"{series}: not compared: {why}" for series, why in faults(runs).items()]
+        lines += odd_works(runs)
         return [one_line(line) for line in lines]  # with names of files and folders
 
 

@@ -84,13 +84,12 @@ def _before_all(results: Results, compared: Sequence[Size], unit: str) -> Iterat
     """A machine that others used, copies, data that all sizes wait for, and GPUs that are idle."""
     if busy := busy_clause(results.rows[run] for size in results.sizes for run in size.ok_runs):
         yield Caveat(busy, doubts=True, first=True)
-    copied = [r for r in results.rows.values() if r.get("ranks_together") == "none"]
-    if copied := [row for row in copied if row["status"] == "ok"]:
+    ok = [row for row in results.rows.values() if row["status"] == "ok"]
+    if copied := [row for row in ok if row.get("ranks_together") == "none"]:
         who = "the {world_size} ranks of {series} are copies".format_map(copied[-1])
         yield Caveat(f"{who} of one program: give it DDP, or state --together", first=True)
-    short = [r for r in results.rows.values() if r.get("ranks_together") == "unknown"]
-    if short := [row for row in short if row["status"] == "ok"]:
-        text = f"{counted(len(short), 'run')} ended before it was seen whether ranks work together"
+    if short := sum(row.get("ranks_together") == "unknown" for row in ok):
+        text = f"{counted(short, 'run')} ended before it was seen whether ranks work together"
         yield Caveat(text, doubts=True, grave=True)
     waits, known = [], []  # of the runs of a size, as far as it was measured
     for size in compared:
@@ -233,25 +232,21 @@ def _accuracy(
     for size in (s for s, losses in known.items() if None in losses and any(losses)):
         count = f"{known[size].count(None)} of {len(known[size])} runs"
         yield Caveat(f"loss is NaN or missing in {count} on {where(size, unit)}", grave=True)
-    beside = {
-        s: rows_of(results, s)
+    beside = [
+        s
         for s in results.sizes
         if request and not s.note and s.world_size == request.world_size
-        if comparable_at(s) == comparable_at(request)
-    }
-    accuracy = {
-        s: [row["val_accuracy"] for row in rows]
-        for s, rows in beside.items()
-        if rows and all(row.get("val_accuracy") is not None for row in rows)
-    }
-    if len(values_of([row for rows in beside.values() for row in rows], "epochs_done")) > 1:
-        accuracy = {}
-    best = max(accuracy, key=lambda s: median(accuracy[s]), default=None)
-    if best and request and (mine := accuracy.get(request)) and differ(mine, accuracy[best]):
-        low, high = median(mine), median(accuracy[best])
-        text = f"accuracy is {say_accuracy(low)}, and {say_accuracy(high)} with {best.series}"
-        if high - low >= _FELL:
-            yield Caveat(f"{text}: tune first", grave=True)
+        if comparable_at(s) == comparable_at(request) and s.val_accuracy is not None
+    ]
+    if request in beside:
+        best = max(beside, key=lambda s: s.val_accuracy or 0)
+        pair = [rows_of(results, s) for s in (request, best)]
+        mine, others = ([r["val_accuracy"] for r in rows if r.get("val_accuracy")] for rows in pair)
+        alike = len(values_of([*pair[0], *pair[1]], "epochs_done")) < 2 and differ(mine, others)
+        if alike and median(others) - median(mine) >= _FELL:
+            low, high = (say_accuracy(median(values)) for values in (mine, others))
+            text = f"accuracy is {low}, and {high} with {best.series}: tune first"
+            yield Caveat(text, grave=True)
     rows = [row for size in compared for row in rows_of(results, size)]
     epochs = {row["epochs_done"] for row in rows if row.get("epochs_done") is not None}
     if len(epochs) > 1 and any(row.get("val_loss") for row in rows):
@@ -462,9 +457,8 @@ def _few(
     elif base and len(base.rates) == 1:
         yield Caveat(f"the base, {where(base, unit)}, is one run: repeat it", grave=True)
     elif single := [s for s in compared if len(s.rates) == 1]:
-        names, verb = some([where(s, unit) for s in single], _SHOWN), "is one run"
-        verb = verb if len(single) == 1 else "are one run each"
-        yield Caveat(f"{names} {verb}: repeat it", grave=request in single)
+        names = some([where(s, unit) for s in single], _SHOWN)
+        yield Caveat(f"one run only on {names}: repeat it", grave=request in single)
     several = [s for s in compared if (s.devices or 0) > 1]
     top = max(several, key=lambda s: s.efficiency or 0, default=None)
     if top and base and (top.efficiency or 0) > _ABOVE_IDEAL:

@@ -121,7 +121,7 @@ def _beside(results: Results) -> str:
     parts = [f"rates are of {'; '.join(patterns)}"] * bool(patterns)
     parts += [on_top] * any(WITH_START not in source for source in sources)
     if WALL_TIME not in sources:
-        return "; ".join(parts)
+        return "; ".join(parts) or on_top
     more = f", where nothing measured the steps; else {'; '.join(parts)}" if parts else ""
     return f"of whole runs, start-up included{more}"
 

@@ -69,16 +69,7 @@ def faults(runs: pd.DataFrame) -> dict[str, str]:
     """
     reasons: dict[str, str] = {}
     for series, group in runs[runs["status"] == "ok"].groupby("series"):
-        kinds = [s for s in group["scaling"].dropna().unique() if s in _BATCH]
-        batch = [_BATCH[s] for s in kinds]
-        # What a program says of its steps, where jobkit did not set their batch.
-        names = ["throughput", "step_time_s", "world_size"]
-        said = group.loc[group[batch].isna().all(axis=1), names].dropna().itertuples(index=False)
-        works = sorted((x * t / (n if kinds == ["weak"] else 1), n) for x, t, n in said)
-        if batch and works and works[-1][0] > OTHER_WORK * works[0][0]:
-            ends = " and ".join(f"{work:.4g} on {ranks}" for work, ranks in (works[0], works[-1]))
-            what = "a step" if kinds == ["strong"] else "a rank's step"
-            reasons[str(series)] = f"{kinds[0]} scaling does not fit {what}: work {ends} ranks"
+        batch = [_BATCH[s] for s in group["scaling"].dropna().unique() if s in _BATCH]
         for name in reversed(("strategy", "scaling", *SAME, "train_samples", *batch)):
             values = group[name].dropna().unique()
             if len(values) > 1:
@@ -90,3 +81,19 @@ def faults(runs: pd.DataFrame) -> dict[str, str]:
         if not copies.empty:
             reasons[str(series)] = COPIES.format(int(copies.max()))
     return reasons
+
+
+def odd_works(runs: pd.DataFrame) -> list[str]:
+    """Series that say another work of a step, rate times time, than their scaling allows."""
+    lines = []
+    for (series, kind), group in runs[runs["status"] == "ok"].groupby(["series", "scaling"]):
+        # Of jobkit's own training the batch is known.
+        own = group[group[[*_BATCH.values()]].isna().all(axis=1)]
+        said = own[["throughput", "step_time_s", "world_size"]].dropna().itertuples(index=False)
+        works = sorted((x * t / (n if kind == "weak" else 1), n) for x, t, n in said)
+        if works and works[-1][0] > OTHER_WORK * works[0][0]:
+            ends = " and ".join(f"{work:.4g} on {ranks}" for work, ranks in (works[0], works[-1]))
+            what = "a rank in a step" if kind == "weak" else "a step"
+            text = f"is the scaling {kind}, or the time that of a micro-step?"
+            lines.append(f"{series}: the work of {what} is {ends} ranks: {text}")
+    return lines
