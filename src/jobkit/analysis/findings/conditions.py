@@ -240,8 +240,8 @@ def _accuracy(
     ]
     if request in beside:
         best = max(beside, key=lambda s: s.val_accuracy or 0)
-        pair = [rows_of(results, s) for s in (request, best)]
-        mine, others = ([r["val_accuracy"] for r in rows if r.get("val_accuracy")] for rows in pair)
+        pair, name = [rows_of(results, s) for s in (request, best)], "val_accuracy"
+        mine, others = ([r[name] for r in rows if r.get(name) is not None] for rows in pair)
         alike = len(values_of([*pair[0], *pair[1]], "epochs_done")) < 2 and differ(mine, others)
         if alike and median(others) - median(mine) >= _FELL:
             low, high = (say_accuracy(median(values)) for values in (mine, others))
