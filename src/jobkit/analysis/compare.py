@@ -175,8 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     both = settings_of(studies[0].folder, studies[0].runs), settings_of(place, other)
     compared, remarks = compare(studies[0].runs, other, args.tolerance / 100, both)
     if not compared:
-        why = "; ".join(remarks) or "no rates"
-        raise UsageError(f"no size that both have measured: {why}")
+        raise UsageError(f"no size that both have measured: {'; '.join(remarks) or 'no rates'}")
     for line in (*outdated, *remarks, *(c.line() for c in compared)):
         print(line)
     sizes = [c for c in compared if c.name != _WHOLE]

@@ -46,8 +46,7 @@ def observed_lines(
 ) -> Observed | None:
     """The observations of the lines of a pattern; None where no line says a time or rate.
 
-    lines: as matches gives them. ranks: how many a rate of one rank is multiplied by. planned:
-    unit, work_per_step and warmup_steps of the study.
+    ranks: how many a rate of one rank is multiplied by. planned: unit, work_per_step, warmup_steps.
     """
     seen, unread, evaluated = list[Observation](), list[str](), False
     source, of_one = f"pattern {pattern.name}", pattern.of == "per_rank"
@@ -164,12 +163,11 @@ def _first_training(
     ranks overtake each other by a step or two, and of the lines of a step the first counts.
     """
     measured = [line for line in lines if line.time_s or line.rate]
-    # Other lines, as of an evaluation, may have an index of their own.
-    indexed = [o for o in measured if o.step is not None] or lines
     newest: list[tuple[float, ...]] = []  # how far the training was, at most
     overtaking = 1 if ranks == 1 else 3
     later: list[Observation] = []
-    for line in indexed:
+    # Other lines, as of an evaluation, may have an index of their own.
+    for line in [o for o in measured if o.step is not None] or lines:
         if line.step is not None or line.epoch is not None:
             at = line.attempt, -1 if line.epoch is None else line.epoch, line.step or 0
             if len(newest) == overtaking and at < newest[0]:
@@ -223,14 +221,13 @@ def _with_steps(
     step since the line before. The first line of an attempt has the start-up in it and counts as
     warm-up, and so does every one within warmup_steps of it, until the index begins again.
     """
-    warmup = planned.get("warmup_steps") or 0
     observations: list[Observation] = []
     before: Observation | None = None
     warm_until = 0
     for line in lines:
         first = before is None or before.attempt != line.attempt
         if first:
-            warm_until = (line.step or 0) + warmup
+            warm_until = (line.step or 0) + (planned.get("warmup_steps") or 0)
         steps = 1 if single else None  # None: the lines do not say
         if before and not first and before.step is not None and line.step is not None:
             again = line.epoch != before.epoch and line.step <= before.step  # in another epoch

@@ -58,9 +58,8 @@ def read_logs(logs: GivenLogs) -> dict[str, dict[str, Any]]:
     files = {path.name if names[path.name] == 1 else str(path): path for path in logs.files}
     for run_id, path in files.items():
         run = _read(run_id, path, logs)
-        rate = run["row"].get("throughput")
         which = "throughput", "series", "world_size", "nodes"
-        own = [run["row"].get(name) for name in which] if rate else []
+        own = [run["row"].get(name) for name in which] if run["row"].get("throughput") else []
         alike = (k for k in runs if [runs[k]["row"].get(name) for name in which] == own)
         if same := next((k for k in alike if filecmp.cmp(files[k], path, shallow=False)), None):
             runs[same]["problems"].append(f"{run_id}: same content as {same}: it counts once")

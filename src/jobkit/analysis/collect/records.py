@@ -37,8 +37,7 @@ class RunRecords:
 
     def of_all_ranks(self, kind: str) -> list[Record]:
         """Windows, samples or causes of rank 0, and those that ranks recorded in their files."""
-        both = (*self.records, *self.of_ranks)
-        return [r for r in both if r.get("kind") == kind and "v" in r]
+        return [r for r in (*self.records, *self.of_ranks) if r.get("kind") == kind and "v" in r]
 
     def last(self, kind: str) -> Record:
         """The newest record of a kind; empty where there is none."""

@@ -74,8 +74,7 @@ class Results:
     @property
     def is_outdated(self) -> bool:
         """Whether a run has written to its log since the tables were."""
-        tables = [self.output.results, self.paths.results]
-        written = next(filter(is_there, tables)).stat().st_mtime
+        written = next(filter(is_there, [self.output.results, self.paths.results])).stat().st_mtime
         return any(log.lstat().st_mtime > written for log in self.folder.glob("*/train.log"))
 
     @property
@@ -91,8 +90,7 @@ class Results:
     @cached_property
     def rows(self) -> dict[str, Row]:
         """The rows of runs by run_id, as Python's values and without empty columns."""
-        known = self.runs.dropna(axis=1, how="all")
-        return {str(row["run_id"]): row for row in records(known)}
+        return {str(row["run_id"]): row for row in records(self.runs.dropna(axis=1, how="all"))}
 
     @property
     def output(self) -> StudyPaths:
@@ -106,10 +104,9 @@ class Results:
 
     def warnings(self) -> list[str]:
         """Problems of the logs and of the comparison, one line each."""
-        runs = self.runs
-        lines = [line for text in runs["problems"].dropna() for line in text.split(" | ")]
-        lines += [f"{series}: not compared: {why}" for series, why in faults(runs).items()]
-        lines += odd_works(runs)
+        lines = [line for text in self.runs["problems"].dropna() for line in text.split(" | ")]
+        lines += [f"{series}: not compared: {why}" for series, why in faults(self.runs).items()]
+        lines += odd_works(self.runs)
         return [one_line(line) for line in lines]  # with names of files and folders
 
 
@@ -213,10 +210,7 @@ def _read_study(folder: Path) -> dict[str, dict[str, Any]]:
 def _read(
     paths: RunPaths, record_id: str | None, planned: PlannedRun | None, state: RunState
 ) -> dict[str, Any]:
-    """What a run's files hold: its rows in each table, and its problems.
-
-    record_id: the run_id of its records; None: any.
-    """
+    """A run's rows in each table, and its problems; record_id: of its records, None: of any."""
     records = read_run(paths, record_id)
     spec = planned and planned.decided(rows.object_of(records.last("run_start"), "spec"))
     name, ranks = getattr(spec, "pattern", None), getattr(spec, "world_size", None)

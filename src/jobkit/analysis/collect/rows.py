@@ -233,29 +233,25 @@ def steps_of_ranks(row: Row) -> Row:
 def of_tables(
     run_id: str, records: RunRecords, observed: steps.Observed | None, row: Row
 ) -> dict[str, Any]:
-    """The rows of a run for each table, and what is wrong with its records, one line each.
-
-    row: of results.csv.
-    """
-    problems = [*records.problems]
+    """A run's rows for each table, row that of results.csv, and its problems, one line each."""
+    found = list[str]()
     if records.lost:
-        problems.append(f"{run_id}: {counted(records.lost, 'record')} lost")
+        found.append(f"{counted(records.lost, 'record')} lost")
     if unused := unused_lines(records, observed):
-        problems.append(f"{run_id}: {unused}")
+        found.append(unused)
     if observed and observed.steps and all(o.warmup for o in observed.steps):
-        early = "only warm-up steps were measured: train longer or lower --warmup-steps"
-        problems.append(f"{run_id}: {early}")
+        found.append("only warm-up steps were measured: train longer or lower --warmup-steps")
     stated = (observed and observed.work_per_step) or 0
     said = (row.get("throughput") or 0) * (row.get("step_time_s") or 0)
     if said and stated and max(said / stated, stated / said) > OTHER_WORK:
         why = f"its rate times its step time is {said:.4g}, and the work of a step {stated:.4g}"
-        problems.append(f"{run_id}: {why}: is the rate of one rank?")
+        found.append(f"{why}: is the rate of one rank?")
     return {
         "row": row,
         "epochs": [object_of(record, "values") | record for record in records.epochs],
         "steps": steps.step_rows(observed) if observed else [],
         "samples": steps.thinned(records.of_all_ranks("sample")),
-        "problems": problems,
+        "problems": [*records.problems, *(f"{run_id}: {problem}" for problem in found)],
     }
 
 

@@ -76,9 +76,8 @@ def breakdown(whys: Sequence[Record], windows: Iterable[Record] = ()) -> Row:
     row |= {"busy_max_s": busiest, "random_imbalance_s": random, "slow_steps_s": slow_s}
     row["ranks"] = len(ranks)
     if late:
-        shown = sorted([*late, *(i for i in range(len(ranks)) if i not in late)][:MAX_SHOWN])
         of_ranks = dict[int, list[float]]()
-        for i in shown:
+        for i in sorted([*late, *(i for i in range(len(ranks)) if i not in late)][:MAX_SHOWN]):
             _, compute, communication, data, host = means[i].tolist()
             waiting = min(float(waits[i].mean()), communication)
             own = (compute, communication - waiting, waiting, data, host)
@@ -233,10 +232,7 @@ def _last(waits: np.ndarray, step_s: float) -> tuple[int, float] | None:
 
 
 def busy_clause(runs: Iterable[Mapping[str, Any]]) -> str | None:
-    """That others used the machine while runs were measured; None where they did not.
-
-    runs: rows of results.csv.
-    """
+    """That others used the machine while these rows of results.csv were measured; else None."""
     runs = list(runs)
     pairs = ((r.get("other_load_mean"), r["run_id"]) for r in runs)
     loads = [(load, run_id) for load, run_id in pairs if load is not None and load >= 0]

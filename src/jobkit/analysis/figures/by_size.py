@@ -59,10 +59,7 @@ BY_SIZE = {
 
 
 def size_figure(results: Results, name: str, forecasts: Sequence[Forecast] = ()) -> Figure | None:
-    """A figure of BY_SIZE; None where fewer than two world sizes have a value.
-
-    forecasts: drawn in the speed-up, beyond what was measured.
-    """
+    """A figure of BY_SIZE, forecasts in the speed-up; None below two world sizes with a value."""
     sizes = [s for s in first_kind(results.sizes) if s.world_size]
     of_panels = [
         (panel, {s: v for s in sizes if (v := _values(results, s, panel.name))})
@@ -153,8 +150,7 @@ def _words(results: Results, sizes: Sequence[Size]) -> dict[str, str]:
 def _draw_line(axes: Axes, points: Mapping[Size, Values], look: style.Look, name: str) -> None:
     """Draw medians as a line, with a bar for the interval or the range of each value's repeats."""
     x = [s.devices or 0 for s in points]
-    middle = [median(values) for values in points.values()]
-    axes.plot(x, middle, **look)
+    axes.plot(x, [median(values) for values in points.values()], **look)
     for at, (size, values) in zip(x, points.items(), strict=True):
         ends, label = ends_of(size, name), style.INTERVAL
         if len(values) > 1:

@@ -144,12 +144,11 @@ def _unrated(results: Results) -> Iterator[Caveat]:
 
 def _reason_of(results: Results, size: Size) -> str:
     """Why the runs of a size are not ok: the reason of most, in a few words."""
-    place = ("series", "world_size", "nodes")
     reasons = sorted(  # of as many the one that says why
         (status in _ENDED, status if status in UNDER_WAY else row.get("reason") or status)
         for row in results.rows.values()
         if (status := row["status"]) != "ok"
-        and all(row.get(name) == getattr(size, name) for name in place)
+        and all(row.get(name) == getattr(size, name) for name in ("series", "world_size", "nodes"))
     )
     text = mode(reasons)[1] if reasons else size.not_ok[0]
     text = re.sub(r"^(rank \d+: )?([\w.]*(Error|Exception): )?", "", text).split(". ")[0].strip()
@@ -186,9 +185,8 @@ def changes(results: Results, sizes: Sequence[Size], column: str) -> list[Change
         own = []
         for size in (s for s in later if s.world_size != first.world_size):
             ends = [rows_of(results, each) for each in (first, size)]
-            epochs = {tuple(values_of(rows, "epochs_done")) for rows in ends}
             small, large = ([r[column] for r in rows if r.get(column) is not None] for rows in ends)
-            if small and len(epochs) == 1:
+            if small and len({tuple(values_of(rows, "epochs_done")) for rows in ends}) == 1:
                 share, before = column == "val_accuracy", median(small)
                 after = median(large) if large else -math.inf if share else math.inf
                 change, least = abs(after - before), _POINTS if share else _LOSS * abs(before)
@@ -324,8 +322,7 @@ def _different(
             return
     for name in ("device", "git_commit", "driver_version", "gpu_max_clock"):
         if any(len(values_of(rows_of(results, size), name)) > 1 for size in compared):
-            text = f"runs of one size differ in {name.replace('_', ' ')}"
-            yield Caveat(text, doubts=True)
+            yield Caveat(f"runs of one size differ in {name.replace('_', ' ')}", doubts=True)
 
 
 def _unsteady(results: Results, sizes: Sequence[Size]) -> Iterator[Caveat]:
@@ -333,8 +330,7 @@ def _unsteady(results: Results, sizes: Sequence[Size]) -> Iterator[Caveat]:
     squares, free, (trends, first) = 0.0, 0, _trends(results)
     extra = [median([first.get(run, 0.0) for run in s.ok_runs]) for s in sizes if s.ok_runs]
     if (share := max(extra, default=0.0)) > _COLD:
-        text = f"a slow first epoch adds {share:.0%} to the time: train longer"
-        yield Caveat(text, doubts=True)
+        yield Caveat(f"a slow first epoch adds {share:.0%} to the time: train longer", doubts=True)
     slopes = defaultdict[Any, list[tuple[float, float]]](list)  # change over a run, weight
     for size in sizes:
         for change, weight, rest, count in (trends[run] for run in size.ok_runs if run in trends):

@@ -236,9 +236,8 @@ def _limits(results: Results, measured: Sequence[Size], unit: str, least: float)
         return ""
     request = request_of(results, least)
     own = next((s for s in shown if request and s.series == request.series), shown[0])
-    text = f"{_short(own, unit)}: {share_of(own, least, _AT)}"
-    if len(names) > 1:
-        text = f"{_short(own, unit)} ({own.series}: {share_of(own, least, _AT)})"
+    size, share = _short(own, unit), share_of(own, least, _AT)
+    text = f"{size} ({own.series}: {share})" if len(names) > 1 else f"{size}: {share}"
     text += _of_few(own)
     line = fewest_nodes(measured, own.series)
     beside = [s for s in measured if s.series == own.series and s not in line and s.efficiency]
@@ -271,9 +270,8 @@ def _learning(results: Results, unit: str, doubts: Sequence[Caveat]) -> tuple[st
             continue
         on = f"{_short(change.size, unit)} ({change.size.series})"
         parts.append(f"{name} {change.words(form)} on {on}")
-    same = f"{', '.join(steady)}: unchanged." if steady else ""
-    text = f"{'; '.join(parts)}." if parts else ""
-    return text[:1].upper() + text[1:], same[:1].upper() + same[1:]
+    changed = sentence("; ".join(parts)) if parts else ""
+    return changed, sentence(f"{', '.join(steady)}: unchanged") if steady else ""
 
 
 def _memory(results: Results, unit: str) -> str:

@@ -48,7 +48,6 @@ def measured_sizes(
     """
     measured = sizes(runs)
     pool = spread_of(measured)
-    flags = spread.outliers([s.rates for s in measured])
     bad = faults(runs)
     bases = _bases(measured, runs[~runs["series"].isin(bad)], pool)
     if accuracy is None:
@@ -56,7 +55,7 @@ def measured_sizes(
         accuracy = math.floor(100 * float(best.min()) + 1e-9) / 100 if len(best) else None
     reached = _epochs_to(epochs, accuracy)
     filled = []
-    for size, wrong in zip(measured, flags, strict=True):
+    for size, wrong in zip(measured, spread.outliers([s.rates for s in measured]), strict=True):
         row: Row = {"outliers": ", ".join(compress(size.rated_runs, wrong)) or None}
         if size.series in bad:
             row["note"] = f"not compared: {bad[size.series]}"
@@ -79,8 +78,7 @@ def spread_of(measured: Sequence[Size]) -> Pool | None:
 
 def sample_of(size: Size) -> Sample:
     """The rates of the repeats, which come from logs: none where one has no logarithm."""
-    sound = all(rate > 0 for rate in size.rates)
-    return size.rates if sound else (), size.world_size or 1
+    return size.rates if all(rate > 0 for rate in size.rates) else (), size.world_size or 1
 
 
 def scaling_table(measured: Sequence[Size], study: str | None) -> pd.DataFrame:

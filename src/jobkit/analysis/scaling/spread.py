@@ -156,5 +156,4 @@ def tail(t: float, freedom: float) -> float:
 def quantile(freedom: float, confidence: float) -> float:
     """The two-sided quantile of Student's t, also between whole degrees of freedom."""
     angles, tails = _tails(freedom)
-    angle = np.interp(1 - confidence, tails[::-1], angles[::-1])
-    return math.sqrt(freedom) * math.tan(angle)
+    return math.sqrt(freedom) * math.tan(np.interp(1 - confidence, tails[::-1], angles[::-1]))
