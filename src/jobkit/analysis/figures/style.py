@@ -122,8 +122,9 @@ def share_axis(axes: Axes) -> None:
 
 
 def short(series: str) -> str:
-    """The name of a series as a legend has room for it."""
-    return series if len(series) <= _MAX_NAME else f"{series[: _MAX_NAME - 3]}..."
+    """The name of a series as a legend has room for it: what differs may be at its end."""
+    half = _MAX_NAME // 2 - 2
+    return series if len(series) <= _MAX_NAME else f"{series[:half]} ... {series[-half:]}"
 
 
 def legend(figure: Figure, axes: Iterable[Axes]) -> None:
