@@ -89,8 +89,9 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
     from jobkit.analysis.report.summary import as_json, print_summary
     from jobkit.analysis.scaling.scaling import check_efficiency
 
-    of_logs = "size", "pattern", "gpus_per_node", "scaling", "name", "unit", "work_per_step"
-    if not args.logs and (vain := [name for name in of_logs if getattr(args, name) is not None]):
+    of_logs = ["size", "pattern", "gpus_per_node", "scaling", "name", "unit", "work_per_step"]
+    of_logs += ["warmup_steps"]
+    if not args.logs and (vain := [name for name in of_logs if getattr(args, name)]):
         raise UsageError(f"--{vain[0].replace('_', '-')} has no effect without --logs")
     study, logs = args.study, given_logs(args) if args.logs else None
     if logs:
@@ -136,7 +137,7 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
     add("--open", action="store_true", help="open the report, where there is a display")
     text = "predict these sizes from the fitted scaling laws, marked as not measured"
     add("--forecast", type=count, nargs="+", default=[], metavar="RANKS", help=text)
-    text = "ranks of a full node, for --forecast (default: of sizes measured on several, if any)"
+    text = "ranks of a full node, for --forecast (default: of sizes on several nodes, if any)"
     add("--gpus-per-node", type=count, metavar="N", help=text)
     text = "parallel efficiency of the size that the report recommends (default %(default)s)"
     add("--min-efficiency", type=share, default=MIN_EFFICIENCY, metavar="SHARE", help=text)

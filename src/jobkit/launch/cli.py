@@ -261,7 +261,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
     changes |= spec_options.chosen_settings(args)
     if args.command and not args.study:
         study = Study.of_command(args.command, **changes)
-    elif changes.keys() == {"name"} and not args.study:
+    elif changes.keys() == {"name"} and not args.study and not args.sweep:
         study = Plan.read(find_study(args.name, planned=True) / "plan.json").study  # which goes on
     else:
         changes |= {"command": args.command} if args.command else {}

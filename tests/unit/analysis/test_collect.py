@@ -234,7 +234,7 @@ def test_the_best_evidence_of_ranks_that_work_together_counts() -> None:
         ({}, None, None, "unknown"),
     ):
         start = {"v": 1, "kind": "run_start", "attempt": 0, "group_size": group_size}
-        records, job = RunRecords([start]), {"ranks_together": seen}
+        records, job = RunRecords([start]), {"ranks_together": seen, "elapsed_s": 1.0}
         facts: dict[str, Any] = {"command": ("python", "train.py"), "ranks_per_node": 2} | planned
         assert ranks_together(job, records, CommandSpec(**facts)) == evidence
         assert ranks_together(job, records, RunSpec(ranks_per_node=2)) is None
@@ -248,7 +248,7 @@ def test_a_series_of_copies_is_not_compared_and_its_neighbour_is() -> None:
         for s, x in (("copied", "none"), ("ddp", "connection"), ("short", None))
     ]
     rows += [rows[1] | {"series": "cut", "train_samples": count} for count in (10, 20)]
-    grows = {"series": "grows", "scaling": "strong", "step_time_s": 1.0}
+    grows = {"series": "grows", "scaling": "strong", "step_time_s": 1.0, "throughput_unit": "a/s"}
     rows += [rows[1] | grows | {"throughput": 64.0 * n, "world_size": n} for n in (1, 8)]
     found = faults(pd.DataFrame(rows))
     (odd,) = odd_works(pd.DataFrame(rows))

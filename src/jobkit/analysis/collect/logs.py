@@ -23,7 +23,7 @@ from jobkit.outcome.logs import MOST_READ, read_tail
 from jobkit.outcome.state import BAD_ENDS, RunState
 
 _ANYWHERE = Path("/")  # the user named the files
-_MEASURED = r'\[METRIC\] (?:[^{]*\b(?:step|epoch)=|.*"kind":"(?:epoch|window)")'
+_MEASURED = r'\[METRIC\] (?:[^{]*(?:step|epoch|iteration|_per_s|_s)=|.*"kind":"(?:epoch|window)")'
 _HEAD = 1 << 20  # bytes of a log in which its size is looked for
 
 
@@ -134,7 +134,8 @@ def _went_on_to(lines: list[str], pattern: Pattern | None, ranks: int) -> int:
     of_steps = [re.compile(text) for text in (pattern.lines if pattern else (_MEASURED,))]
     at = [i for i, line in enumerate(lines) if any(x.search(ANSI.sub("", line)) for x in of_steps)]
     whole = pattern and pattern.spans == "running"  # said at the end of the training
-    return next(iter(at[-1:] if whole else at[-1 - ranks : -ranks]), 0)
+    late = 0 if whole else max(1, min(ranks, len(at) // 4))  # rank 0 alone may print
+    return at[-1 - late] if len(at) > late else 0
 
 
 def size_of(path: Path, logs: GivenLogs) -> Row:

@@ -224,5 +224,5 @@ def _read(
     row |= use_row(records, observed, row)
     by_it = str(row.get("throughput_source")).startswith(("pattern", "meter"))
     if pattern and state.status == "ok" and not by_it:
-        records.problems.append(f"{paths.log.parent.name}: no line of pattern {name} has a rate")
+        records.problems.append(f"{paths.log.parent.name}: no line of pattern {name} is in it")
     return rows.of_tables(paths.folder.name, records, observed, row)

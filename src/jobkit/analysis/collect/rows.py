@@ -38,6 +38,7 @@ _OF_VERSIONS = (
     *("cudnn_version", "driver_version", "cudnn_benchmark"),
     *("gpu_max_clock", "gpu_application_clock", "gpu_power_limit"),
 )
+_UNSEEN_S = 5.0  # a run that is shorter may end before its ranks are looked at
 _MAX_NAMES = 5  # of lines in no table, that are shown of a run
 # What identifies a run, or a record among others, is no column of an epoch, step or sample.
 OF_RUN = ("run_id", "study", "series", "strategy", "world_size", "repeat")
@@ -94,8 +95,11 @@ def ranks_together(job: Mapping[str, Any], records: RunRecords, spec: object) ->
     size = records.last("run_start").get("group_size")
     if type(size) is int and size > 1:
         return "process group"
-    seen = job.get("ranks_together") or "unknown"
-    return seen if isinstance(seen, str) and "ranks_together" in job else None
+    if isinstance(seen := job.get("ranks_together"), str):
+        return seen
+    # In a longer run they could not be seen, as in a container.
+    short = (number(job.get("elapsed_s")) or _UNSEEN_S) < _UNSEEN_S
+    return "unknown" if short and "ranks_together" in job else None
 
 
 def wall_time_s(job: Mapping[str, Any], attempts: int) -> float | None:

@@ -123,7 +123,7 @@ def share_axis(axes: Axes) -> None:
 
 def short(series: str) -> str:
     """The name of a series as a legend has room for it: what differs may be at its end."""
-    half = _MAX_NAME // 2 - 2
+    half = (_MAX_NAME - 5) // 2
     return series if len(series) <= _MAX_NAME else f"{series[:half]} ... {series[-half:]}"
 
 

@@ -130,8 +130,9 @@ def _unrated(results: Results) -> Iterator[Caveat]:
     """Runs that are ok and have no rate, though others of their series have, or had many starts."""
     rated = {s.series for s in results.sizes if s.rates}
     rows = [results.rows[run] for s in results.sizes if s.series in rated for run in s.ok_runs]
-    silent = [row for row in rows if row.get("throughput") is None and not row.get("problems")]
-    left = [row.get("step_time_s") for row in silent]
+    silent = [row for row in rows if row.get("throughput") is None]
+    # A rate that was refused is told of there.
+    left = [r.get("step_time_s") for r in silent if " rate" not in str(r.get("problems"))]
     if idle := left.count(None):
         text = f"{idle} of {len(rows)} runs show no optimizer step, though others do: do they "
         yield Caveat(f"{text}resume what another run wrote? write into {{run_dir}}", grave=True)
@@ -240,8 +241,8 @@ def _accuracy(
         best = max(beside, key=lambda s: s.val_accuracy or 0)
         pair, name = [rows_of(results, s) for s in (request, best)], "val_accuracy"
         mine, others = ([r[name] for r in rows if r.get(name) is not None] for rows in pair)
-        alike = len(values_of([*pair[0], *pair[1]], "epochs_done")) < 2 and differ(mine, others)
-        if alike and median(others) - median(mine) >= _FELL:
+        same = len(values_of([*pair[0], *pair[1]], "epochs_done")) < 2 and differ(mine, others)
+        if same and median(others) - median(mine) >= _FELL:
             low, high = (say_accuracy(median(values)) for values in (mine, others))
             text = f"accuracy is {low}, and {high} with {best.series}: tune first"
             yield Caveat(text, grave=True)
@@ -372,7 +373,7 @@ def _trends(
     first = {}
     for run, own in timed.dropna(subset=["timed_images"]).groupby("run_id", sort=False):
         fast, images = own["images_per_s"].tolist(), own["timed_images"].tolist()
-        if len(fast) > 2:
+        if len(fast) > 2 and sum(images):
             first[str(run)] = images[0] * (median(fast[1:]) / fast[0] - 1) / sum(images)
     sound = steps["throughput"].gt(0).fillna(False) & ~steps["warmup"].fillna(False).astype(bool)
     windows = steps["throughput"][sound].astype(float).groupby(steps["run_id"][sound], sort=False)

@@ -86,7 +86,8 @@ def faults(runs: pd.DataFrame) -> dict[str, str]:
 def odd_works(runs: pd.DataFrame) -> list[str]:
     """Series that say another work of a step, rate times time, than their scaling allows."""
     lines = []
-    for (series, kind), group in runs[runs["status"] == "ok"].groupby(["series", "scaling"]):
+    names = ["series", "scaling", "throughput_unit"]
+    for (series, kind, _), group in runs[runs["status"] == "ok"].groupby(names):
         # Of jobkit's own training the batch is known.
         own = group[group[[*_BATCH.values()]].isna().all(axis=1)]
         said = own[["throughput", "step_time_s", "world_size"]].dropna().itertuples(index=False)
