@@ -89,11 +89,7 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
     from jobkit.analysis.report.summary import as_json, print_summary
     from jobkit.analysis.scaling.scaling import check_efficiency
 
-    of_logs = ["size", "pattern", "gpus_per_node", "scaling", "name", "unit", "work_per_step"]
-    of_logs += ["warmup_steps"]
-    if not args.logs and (vain := [name for name in of_logs if getattr(args, name)]):
-        raise UsageError(f"--{vain[0].replace('_', '-')} has no effect without --logs")
-    study, logs = args.study, given_logs(args) if args.logs else None
+    study, logs = args.study, given_logs(args)
     if logs:
         study = logs_folder(args.name, sys.argv[1:] if argv is None else argv)
     results = collect(study, accuracy=args.accuracy, logs=logs, out=args.out)
@@ -137,7 +133,7 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
     add("--open", action="store_true", help="open the report, where there is a display")
     text = "predict these sizes from the fitted scaling laws, marked as not measured"
     add("--forecast", type=count, nargs="+", default=[], metavar="RANKS", help=text)
-    text = "ranks of a full node, for --forecast (default: of sizes on several nodes, if any)"
+    text = "ranks of a full node, for --forecast (default: as in the sizes on several nodes)"
     add("--gpus-per-node", type=count, metavar="N", help=text)
     text = "parallel efficiency of the size that the report recommends (default %(default)s)"
     add("--min-efficiency", type=share, default=MIN_EFFICIENCY, metavar="SHARE", help=text)
@@ -153,18 +149,18 @@ def plot_main(argv: Sequence[str] | None = None) -> int:
     if args.accuracy and not args.collect:
         raise UsageError("--accuracy has no effect without --collect")
 
-    from jobkit.analysis.collect.results import OUTDATED, Results, check_own, collect
+    from jobkit.analysis.collect.results import OUTDATED, Results, collect, make_own
     from jobkit.analysis.report.summary import print_summary
 
     if args.out:
-        check_own(args.out)
+        make_own(args.out)
     if args.collect:
         results = collect(args.study, accuracy=args.accuracy, out=args.out)
         print_summary(results)
         print(f"wrote tables to {short_path(results.output.folder)}")
     else:
         results = Results.load(args.study, args.out)
-    check_own(results.output.folder)
+    make_own(results.output.folder)
     shown = short_path(results.folder)
     if not args.collect and results.is_outdated:
         print(f"{shown}: {OUTDATED}", file=sys.stderr)

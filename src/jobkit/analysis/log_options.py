@@ -39,8 +39,14 @@ def add_log_options(parser: argparse.ArgumentParser) -> None:
     add("--warmup-steps", type=at_least(int, 0), default=0, metavar="N", help=text)
 
 
-def given_logs(args: argparse.Namespace) -> "GivenLogs":
-    """The logs that collect's options name. Raises UsageError."""
+def given_logs(args: argparse.Namespace) -> "GivenLogs | None":
+    """The logs that collect's options name; None for a study. Raises UsageError."""
+    names = ["size", "pattern", "gpus_per_node", "scaling", "name", "unit", "work_per_step"]
+    for name in () if args.logs else (*names, "warmup_steps"):
+        if getattr(args, name):
+            raise UsageError(f"--{name.replace('_', '-')} has no effect without --logs")
+    if not args.logs:
+        return None
     from jobkit.analysis.collect.logs import GivenLogs, size_of
     from jobkit.metric.pattern import load_pattern
 

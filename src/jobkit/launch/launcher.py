@@ -150,7 +150,8 @@ def prepare(plan: Plan, request: LaunchRequest) -> Launch:
         text = f"{what}: where the program writes files, say {{run_dir}}, each run's own folder"
         prepared.notes.append(text)
     if "unit" in plan.study.work and not ("per_step" in plan.study.work or plan.study.pattern):
-        prepared.notes.append("--unit alone: rates are in steps/s, unless the program says others")
+        what = "rates are in steps/s, unless the program reports its work"
+        prepared.notes.append(f"--unit without --work-per-step: {what}")
     return prepared
 
 

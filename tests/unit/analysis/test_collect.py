@@ -287,4 +287,3 @@ def test_what_a_run_takes_beside_its_training_is_a_line_of_its_own() -> None:
     assert "top, 132% of the training in these runs. " in note and note.endswith(" use these yet.")
     results.runs["attempts"] = 2
     assert run_costs(results).notes[0].endswith(" Left out because of restarts: 1 run.")
-    assert "the restarts of 1 run, come on top." in str(proposal_table(results, "ranks").notes)

@@ -241,7 +241,7 @@ def test_a_rate_that_each_rank_prints_is_of_one_or_of_all_and_not_compared() -> 
     assert list(found.runs["throughput"]) == [1000, 2000]
     assert set(found.scaling["scaling"]) == {"weak"}
     third = each.replace("step", "rank=3 step")
-    assert "no time or rate is of rank 0" in collected(gpu2=third).runs["reason"][1]
+    assert "no line of rank 0 has a time or rate" in collected(gpu2=third).runs["reason"][1]
     other = third.replace("1,000", "500")  # as rank 0 alone says it
     assert list(collected(gpu2=other + "".join(lines)).runs["throughput"]) == [1000, 1000]
 
@@ -270,13 +270,13 @@ def test_a_second_training_in_a_log_is_told_and_not_mixed_in() -> None:
     found = collected("--unit", "samples", "--work-per-step", "256", **copies)
     assert [*found.runs["run_id"]] == ["copy1-gpu1.log", "gpu1.log"]
     _, contradicts, copied = found.warnings()[:3]
-    assert "its rate times its step time is 45, and the work of a step 256: is" in contradicts
-    assert copied == "copy2-gpu1.log: same content as copy1-gpu1.log: it counts once"
+    assert "rate x step time is 45, but the work of a step is 256: is" in contradicts
+    assert copied == "copy2-gpu1.log: has the same content as copy1-gpu1.log: counted once"
     steps = [f"[METRIC] step={n} step_time_s={{}}\n" for n in range(5)]
     for times, said in (((1, 3), True), ((1, 1.02), False), ((1, 1.4, 1, 1.2), False)):
         lines = "".join(line.format(time) for line in steps for time in times)
         assert (
-            "Is a second training in this log?" in str(collected(gpu4=lines).warnings())
+            "Does the log have a second training?" in str(collected(gpu4=lines).warnings())
         ) is said
 
 

@@ -63,7 +63,7 @@ def test_without_breakdowns_the_wait_for_data_explains_what_it_explains() -> Non
     assert size_breakdowns(results) == []
     last = results.sizes[-1]
     assert last.efficiency == pytest.approx(0.925)
-    differ = "; nothing recorded of devices, versions and nodes differs"
+    differ = "; no recorded device, version or node differs"
     outside = "; 100% of the loss is outside of what was measured"
     words = "waiting for data takes 8% of the time"
     for waits, said in (

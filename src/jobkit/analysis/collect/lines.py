@@ -97,7 +97,7 @@ def observed_metrics(
     lines = [r for r in records if "v" not in r]
     own = [r for r in lines if number(r.get("rank")) in (None, 0)]
     if any(map(patterns.observes, lines)) and not any(map(patterns.observes, own)):
-        return Observed(source=METRIC_LINES, not_taken=["no time or rate is of rank 0"])
+        return Observed(source=METRIC_LINES, not_taken=["no line of rank 0 has a time or rate"])
     seen = list[Observation]()
     for line in own:
         values = {name: value for name, value in line.items() if name not in _OWN_KEYS}
@@ -197,8 +197,8 @@ def _first_training(
             apart.append(max(speeds) / min(speeds))
     if apart and (slow := median_low(apart)) > SAME_SPEED:
         doubts.append(
-            f"{counted(len(apart), 'step')} of {source} have several lines, with a time {slow:.3g} "
-            "times that of another: the first one counts. Is a second training in this log?"
+            f"{counted(len(apart), 'step')} of {source} with several lines, of which one takes "
+            f"{slow:.3g} times another: the first counts. Does the log have a second training?"
         )
     # More lines of a step than there are ranks, and no copies: of another epoch or training.
     again = [same for same in by_step.values() if ranks and len(same) > ranks]

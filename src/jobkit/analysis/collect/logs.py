@@ -62,7 +62,7 @@ def read_logs(logs: GivenLogs) -> dict[str, dict[str, Any]]:
         own = [run["row"].get(name) for name in which] if run["row"].get("throughput") else []
         alike = (k for k in runs if [runs[k]["row"].get(name) for name in which] == own)
         if same := next((k for k in alike if filecmp.cmp(files[k], path, shallow=False)), None):
-            runs[same]["problems"].append(f"{run_id}: same content as {same}: it counts once")
+            runs[same]["problems"].append(f"{run_id}: has the same content as {same}: counted once")
         else:
             runs[run_id] = run
     rows = [run["row"] for run in runs.values()]

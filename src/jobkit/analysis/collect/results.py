@@ -110,7 +110,7 @@ class Results:
         return [one_line(line) for line in lines]  # with names of files and folders
 
 
-def check_own(folder: Path) -> None:
+def make_own(folder: Path) -> None:
     """Make a folder where it is absent, to write there.
 
     Raises UsageError for one that another user owns, or into which everybody may write.
@@ -118,7 +118,7 @@ def check_own(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"{folder}: cannot be made: {error.strerror}") from None
+        raise UsageError(f"cannot create {folder}: {error.strerror}") from None
     link = folder.is_symlink() and folder.lstat().st_uid not in (0, os.geteuid())
     writers = "another user" if link else other_writers(folder)
     if writers not in ("", "its group"):
@@ -143,7 +143,7 @@ def collect(
     """
     folder = Path(study) if logs and study else find_study(study)
     if write:
-        check_own(out or folder)
+        make_own(out or folder)
     if is_there(folder / "logs.json") and not logs:
         raise UsageError(f"{folder} was made from logs: give collect --logs again")
     read = read_logs(logs) if logs else _read_study(folder)
@@ -224,5 +224,5 @@ def _read(
     row |= use_row(records, observed, row)
     by_it = str(row.get("throughput_source")).startswith(("pattern", "meter"))
     if pattern and state.status == "ok" and not by_it:
-        records.problems.append(f"{paths.log.parent.name}: no line of pattern {name} is in it")
+        records.problems.append(f"{paths.log.parent.name}: no line matches pattern {name}")
     return rows.of_tables(paths.folder.name, records, observed, row)

@@ -248,8 +248,8 @@ def of_tables(
     stated = (observed and observed.work_per_step) or 0
     said = (row.get("throughput") or 0) * (row.get("step_time_s") or 0)
     if said and stated and max(said / stated, stated / said) > OTHER_WORK:
-        why = f"its rate times its step time is {said:.4g}, and the work of a step {stated:.4g}"
-        found.append(f"{why}: is the rate of one rank?")
+        why = f"rate x step time is {said:.4g}, but the work of a step is {stated:.4g}"
+        found.append(f"{why}: is the rate that of one rank?")
     return {
         "row": row,
         "epochs": [object_of(record, "values") | record for record in records.epochs],

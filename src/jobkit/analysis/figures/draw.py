@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from jobkit.analysis.collect.results import Results, check_own
+from jobkit.analysis.collect.results import Results, make_own
 from jobkit.analysis.figures import style
 from jobkit.analysis.figures.by_size import comparison_figure, size_figure
 from jobkit.analysis.figures.why import why_figure
@@ -128,11 +128,10 @@ def draw(results: Results, forecasts: Sequence[Forecast] = ()) -> list[Path]:
     drawn: list[Path] = []
     folder = results.output.figures
     try:
-        check_own(folder.parent)
+        make_own(folder.parent)
         if folder.is_symlink():  # of the folder's maker, who may be somebody else
             raise UsageError(f"{folder} is a link, through which would be written: remove it")
-        folder.mkdir(parents=True, exist_ok=True)
-        check_own(folder)
+        make_own(folder)
         for name, _, make in FIGURES:
             paths = [folder / f"{name}.{kind}" for kind in style.FORMATS]
             with rc_context(style.RC):

@@ -144,7 +144,7 @@ def cause_of(results: Results, size: Size) -> str:
     elif gap < 0:
         text = f"; its profiled steps show {explained:.0%}, as {words}" if own else f"; {words}"
     else:
-        different = different or ["nothing recorded of devices, versions and nodes differs"]
+        different = different or ["no recorded device, version or node differs"]
         share = min(1.0, gap / total)  # what was measured may be less of a loss than at the base
         text = f"; {f'{words}, but ' if words else ''}{share:.0%} of the loss is outside of what "
         text += "was measured"

@@ -89,7 +89,7 @@ def _before_all(results: Results, compared: Sequence[Size], unit: str) -> Iterat
         who = "the {world_size} ranks of {series} are copies".format_map(copied[-1])
         yield Caveat(f"{who} of one program: give it DDP, or state --together", first=True)
     if short := sum(row.get("ranks_together") == "unknown" for row in ok):
-        text = f"{counted(short, 'run')} ended before it was seen whether ranks work together"
+        text = f"it is unknown whether the ranks of {counted(short, 'short run')} worked together"
         yield Caveat(text, doubts=True, grave=True)
     waits, known = [], []  # of the runs of a size, as far as it was measured
     for size in compared:
@@ -127,7 +127,7 @@ def failure(results: Results, sizes: Sequence[Size], unit: str, request: Size | 
 
 
 def _unrated(results: Results) -> Iterator[Caveat]:
-    """Runs that are ok and have no rate, though others of their series have, or had many starts."""
+    """Runs that are ok without a rate, though others of their series have one; and restarts."""
     rated = {s.series for s in results.sizes if s.rates}
     rows = [results.rows[run] for s in results.sizes if s.series in rated for run in s.ok_runs]
     silent = [row for row in rows if row.get("throughput") is None]
@@ -137,7 +137,7 @@ def _unrated(results: Results) -> Iterator[Caveat]:
         text = f"{idle} of {len(rows)} runs show no optimizer step, though others do: do they "
         yield Caveat(f"{text}resume what another run wrote? write into {{run_dir}}", grave=True)
     if other := len(left) - idle:
-        text = f"{counted(other, 'rate')} left out: in another unit than others, or of the warm-up"
+        text = f"{counted(other, 'rate')} left out: in another unit, or of the warm-up alone"
         yield Caveat(text, grave=True)
     if again := sum((row.get("attempts") or 1) > 1 for row in rows):
         yield Caveat(f"{again} of {len(rows)} runs had to be started again")
@@ -244,13 +244,13 @@ def _accuracy(
         same = len(values_of([*pair[0], *pair[1]], "epochs_done")) < 2 and differ(mine, others)
         if same and median(others) - median(mine) >= _FELL:
             low, high = (say_accuracy(median(values)) for values in (mine, others))
-            text = f"accuracy is {low}, and {high} with {best.series}: tune first"
+            text = f"accuracy is {low}, but {high} with {best.series}: tune first"
             yield Caveat(text, grave=True)
     rows = [row for size in compared for row in rows_of(results, size)]
     epochs = {row["epochs_done"] for row in rows if row.get("epochs_done") is not None}
     if len(epochs) > 1 and any(row.get("val_loss") for row in rows):
         text = f"runs trained for {min(epochs)} to {max(epochs)} epochs"
-        yield Caveat(f"{text}, so that losses are not compared")
+        yield Caveat(f"{text}: losses are not compared")
 
 
 def _rated(results: Results, column: str, sizes: Sequence[Size] | None = None) -> pd.DataFrame:
@@ -331,7 +331,7 @@ def _unsteady(results: Results, sizes: Sequence[Size]) -> Iterator[Caveat]:
     squares, free, (trends, first) = 0.0, 0, _trends(results)
     extra = [median([first.get(run, 0.0) for run in s.ok_runs]) for s in sizes if s.ok_runs]
     if (share := max(extra, default=0.0)) > _COLD:
-        yield Caveat(f"a slow first epoch adds {share:.0%} to the time: train longer", doubts=True)
+        yield Caveat(f"a slow first epoch adds {share:.0%} to training: train longer", doubts=True)
     slopes = defaultdict[Any, list[tuple[float, float]]](list)  # change over a run, weight
     for size in sizes:
         for change, weight, rest, count in (trends[run] for run in size.ok_runs if run in trends):
@@ -455,7 +455,7 @@ def _few(
         yield Caveat(f"the base, {where(base, unit)}, is one run: repeat it", grave=True)
     elif single := [s for s in compared if len(s.rates) == 1]:
         names = some([where(s, unit) for s in single], _SHOWN)
-        yield Caveat(f"one run only on {names}: repeat it", grave=request in single)
+        yield Caveat(f"only one run on {names}: repeat it", grave=request in single)
     several = [s for s in compared if (s.devices or 0) > 1]
     top = max(several, key=lambda s: s.efficiency or 0, default=None)
     if top and base and (top.efficiency or 0) > _ABOVE_IDEAL:

@@ -110,13 +110,11 @@ def _notes(results: Results, unit: str, least: float) -> list[str]:
 def _beside(results: Results) -> str:
     """What comes on top of the time of the training, as its rate was measured."""
     sources = {*results.runs["throughput_source"].dropna()}
-    again = int(results.runs["attempts"].gt(1).sum())
-    restarts = f", and the restarts of {counted(again, 'run')}," * bool(again)
-    on_top = f"start-up, evaluation and checkpoints outside of the steps{restarts} come on top"
+    on_top = "start-up, evaluation and checkpoints outside of the steps come on top"
     known = (row[-1] for row in run_costs(results).rows if row[-1] != NONE)
     if shares := sorted(known, key=lambda x: float(x[:-1])):
         span = " to ".join(dict.fromkeys([shares[0], shares[-1]])).replace("% to", " to")
-        on_top += f", {span} of the training in {'the other' if again else 'these'} runs"
+        on_top += f", {span} of the training in these runs"
     patterns = sorted(source for source in sources if source.startswith("pattern "))
     parts = [f"rates are of {'; '.join(patterns)}"] * bool(patterns)
     parts += [on_top] * any(WITH_START not in source for source in sources)
@@ -150,7 +148,7 @@ def run_costs(results: Results) -> TextTable:
     heads = ["series", "ranks", "whole run (s)", "training (s)", "evaluation (s)", "start-up (s)"]
     note = "Means over the runs. The rest is checkpoints, records and the end of the processes. "
     note += "Node-hours and times to an accuracy are of the training alone."
-    if again := int(results.runs["attempts"].gt(1).sum()):
+    if again := int(results.runs.loc[results.runs["status"] == "ok", "attempts"].gt(1).sum()):
         note += f" Left out because of restarts: {counted(again, 'run')}."
     return TextTable([*heads, "rest (s)", "beside training"], rows, 1, [note])
 

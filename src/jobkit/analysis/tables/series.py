@@ -95,6 +95,6 @@ def odd_works(runs: pd.DataFrame) -> list[str]:
         if works and works[-1][0] > OTHER_WORK * works[0][0]:
             ends = " and ".join(f"{work:.4g} on {ranks}" for work, ranks in (works[0], works[-1]))
             what = "a rank in a step" if kind == "weak" else "a step"
-            text = f"is the scaling {kind}, or the time that of a micro-step?"
+            text = f"is the scaling really {kind}, or is the time that of a micro-step?"
             lines.append(f"{series}: the work of {what} is {ends} ranks: {text}")
     return lines
