@@ -25,7 +25,10 @@ torch.fx.wrap("check_shape")  # one call in a traced forward pass, not a branch
 
 
 class Stage(nn.Module):
-    """A 3 x 3 convolution, ReLU, and a pooling that halves height and width."""
+    """A 3 x 3 convolution, a pooling that halves height and width, and ReLU.
+
+    ReLU last: the same bits as before the pooling, for a quarter of its work.
+    """
 
     def __init__(self, channels_in: int, channels_out: int) -> None:
         super().__init__()
@@ -33,7 +36,7 @@ class Stage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (N, channels_in, H, W) to (N, channels_out, H/2, W/2)."""
-        return F.max_pool2d(F.relu(self.conv(x)), 2)
+        return F.relu(F.max_pool2d(self.conv(x), 2), inplace=True)
 
 
 class CNN(nn.Module):
