@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from jobkit.launch import cli
 from jobkit.payload import main as payload
 from support.refusals import refusal
 from support.rigs import Start
@@ -64,3 +65,15 @@ def test_a_dry_run_writes_nothing(forge: Start, images: Path, tmp_path: Path) ->
     done = forge(1, "--data-dir", str(data), "--dry-run", run_dir=run, code=2)
     assert "cifar10 is not in" in done.out
     assert not data.exists() and not run.exists()
+
+
+def test_a_study_without_its_data_starts_no_run(tmp_path: Path, monkeypatch, capfd) -> None:
+    monkeypatch.setenv("JOBKIT_LOGS", str(tmp_path / "logs"))
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    words = ["--study", "strong", "--gpus", "1", "--data-dir", str(tmp_path / "data")]
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*words, "--site", "local", "--device", "cpu"])
+    said = capfd.readouterr()
+    assert ended.value.code == 2 and said.err.count("\n") == 1
+    assert CIFAR10.format(tmp=tmp_path) in said.err and "started" not in said.out
+    assert not list(tmp_path.rglob("train.log"))

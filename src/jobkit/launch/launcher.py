@@ -120,13 +120,13 @@ def prepare(plan: Plan, request: LaunchRequest) -> Launch:
     refuse_logs(plan.paths)
     notes = check_study(folder)
     plan = plan.continued()
-    trainings = [spec for spec in plan.runs.values() if isinstance(spec, RunSpec)]
-    for data, data_dir in {(spec.dataset, spec.data_dir) for spec in trainings}:
-        check_source(data)
-        notes += filter(None, [absence(data, data_dir)])
     if plan.study.pattern:
         load_pattern(plan.study.pattern)  # it may not compile
     site = slurm_cluster.find_site(request.site)
+    trainings = [spec for spec in plan.runs.values() if isinstance(spec, RunSpec)]
+    for data, data_dir in {(spec.dataset, spec.data_dir) for spec in trainings}:
+        check_source(data)
+        notes += filter(None, [absence(data, data_dir)] if site else [])
     if site is not None:
         notes.append(f"site {site.name} ({site.source or 'no profile in hpc/sites: the defaults'})")
     if site is not None and {spec.device for spec in plan.runs.values()} != {"cpu"}:

@@ -42,6 +42,7 @@ from jobkit.processes import (
     is_alive,
 )
 from jobkit.spec.command import CommandSpec
+from jobkit.spec.dataset import absence
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.study import Plan
 
@@ -105,8 +106,6 @@ def held(study: StudyPaths) -> Iterator[None]:
             stack.enter_context(locked(study.launcher_lock, wait=False))
         except BlockingIOError:
             raise busy(study) from None
-        except OSError as error:
-            raise UsageError(f"{study.launcher_lock}: {error.strerror}: remove it") from None
         yield
 
 
@@ -186,15 +185,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def start(plan: Plan, run_ids: Sequence[str], request: LaunchRequest) -> "subprocess.Popen[str]":
     """Start the process that runs the runs. Raises UsageError if that fails."""
+    env = {**os.environ, "PYTHONPATH": python_path(), "PYTHONSAFEPATH": "1"}
+    first = next(iter(plan.runs.values()))
+    if isinstance(first, RunSpec) and absence(first.dataset, first.data_dir):  # each run would fail
+        folder = ["--data-dir", first.data_dir] if first.data_dir else []
+        words = [sys.executable, "-m", "jobkit", "prepare", *folder]
+        if code := subprocess.run(words, env=env).returncode:
+            sys.exit(code)  # it has said why
     paths, runs = plan.paths, {}
     for run_id in run_ids:
         spec = plan.runs[run_id]
         runs[run_id] = local_command(spec, paths.run(run_id).folder, request.max_restarts)
         leave_spec(paths.run(run_id), spec)
-    parent = None if request.detach else os.getpid()
     # The folder is for cancel: by these words a process is known as the study's.
     words = [sys.executable, "-P", "-m", _MODULE, str(paths.folder.resolve())]
-    env = {**os.environ, "PYTHONPATH": python_path(), "PYTHONSAFEPATH": "1"}
     with append_to(paths.launcher_log) as log:
         driver = subprocess.Popen(  # Ctrl-C reaches only the foreground process, which ends it
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=env,
@@ -202,7 +206,7 @@ def start(plan: Plan, run_ids: Sequence[str], request: LaunchRequest) -> "subpro
         )  # fmt: skip
     assert driver.stdin and driver.stdout
     with driver.stdin as to_driver:
-        json.dump({"runs": runs, "parent": parent}, to_driver)
+        json.dump({"runs": runs, "parent": None if request.detach else os.getpid()}, to_driver)
     if driver.stdout.readline().strip() != "taken":
         if driver.wait() == Exit.USAGE:  # another launcher came first
             raise busy(paths)

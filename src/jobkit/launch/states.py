@@ -108,6 +108,7 @@ class Progress:
     val_loss: float | None
     val_accuracy: float | None
     elapsed_s: float | None  # since the start
+    quiet_s: float | None  # of a running one: since it last wrote a line or a record
     step: float | None = None  # the last one that a program has recorded, until it is ok
     # Of all ranks, as the table of results has it: the mean of the steps after the warm-up, if all
     # ranks are as fast as the first one.
@@ -139,6 +140,8 @@ def progress(
     last = epochs[-1] if epochs else {}
     pairs = [(_number(r.get("timed_images")), _number(r.get("epoch_time_s"))) for r in epochs]
     rate, unit = _rate_of_steps(windows, records, spec)
+    files = [paths.log, paths.metrics(state.attempt or 0)] if state.status == "running" else []
+    written = [path.stat().st_mtime for path in files if path.exists()]
     if timed := [(images, s) for images, s in pairs if images is not None and s and s > 0]:
         rate, unit = sum(images for images, _ in timed) / sum(s for _, s in timed), "images"
     return Progress(
@@ -147,6 +150,7 @@ def progress(
         val_loss=_number(last.get("val_loss")),
         val_accuracy=_number(last.get("val_accuracy")),
         elapsed_s=_elapsed_s(read_job(paths) or {}, state, job, records),
+        quiet_s=time.time() - max(written) if written else None,
         # Its last steps may have been profiled, and are in no window.
         step=_number(windows[-1].get("step")) if windows and state.status != "ok" else None,
         rate=rate,

@@ -147,6 +147,23 @@ def test_a_pipe_gets_the_table_once_all_runs_have_ended(monkeypatch, capsys) -> 
     assert capsys.readouterr().out.startswith("s: 1 run: 1 ok")
 
 
+def test_a_running_run_that_writes_nothing_may_hang(capsys) -> None:
+    plan = make_plan("s", strategies=("ddp",), gpus=(1,))
+    (run_id,) = plan.runs
+    run = FakeRun(plan.paths.folder, run_id, plan.runs[run_id]).begin().train(0).flush()
+    write_json(run.paths.job, {**identify(os.getpid()), "started": time.time(), "first_attempt": 0})
+    said = []
+    for ago in (500, 700):
+        for path in (run.paths.log, run.paths.metrics(0)):
+            path.touch()
+            os.utime(path, (then := time.time() - ago, then))
+        assert status.main(["s"]) == 0
+        said.append(capsys.readouterr().out)
+    assert "hang" not in said[0] and "it has written nothing for 11 min 40 s" in said[1]
+    run.paths.log.touch()  # one of the two is enough
+    assert status.main(["s"]) == 0 and "hang" not in capsys.readouterr().out
+
+
 def test_the_time_of_a_run_that_noted_no_end_is_slurms_or_records(plan, monkeypatch) -> None:
     paths, spec = run_of(plan), next(iter(plan.runs.values()))
     write_json(paths.job, {"job_id": "17", "started": 100.0})
