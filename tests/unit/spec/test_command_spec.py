@@ -154,12 +154,12 @@ def labels(folder: Path, *words: str, **changes: Any) -> Counter[str]:
 
 def test_a_study_of_another_command_of_the_same_name_is_another_series(tmp_path: Path) -> None:
     assert labels(tmp_path, "--batch", "4") == {"fit": 4}
-    assert labels(tmp_path, "--batch", "64") == {"fit": 4, "fit (variant 2)": 4}
+    assert labels(tmp_path, "--batch", "64") == {"fit, --batch 4": 4, "fit, --batch 64": 4}
     # What placeholders and parameters make of a command at each size is one series.
     words, other = ("--batch", "{512 // ranks}", "{b}"), tmp_path / "other"
     assert labels(other, *words, parameters={"b": "{ranks * 2}"}) == {"fit": 4}
     two = labels(other, *words, parameters={"b": "{ranks * 3}"})
-    assert two == {"fit": 4, "fit (variant 2)": 4}
+    assert two == {"fit, b={ranks * 2}": 4, "fit, b={ranks * 3}": 4}
     # A parameter that does not follow from the size makes a series, and so does the hook.
     third = tmp_path / "third"
     labels(third, "{b}", parameters={"b": 6})

@@ -1,7 +1,7 @@
 """Series: runs with the same settings except size and repeat, and which must not be compared."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -26,7 +26,7 @@ def series_labels(specs: Mapping[str, PlannedRun | None]) -> dict[str, str]:
     """A label for each run: its strategy and every setting in which the runs of its kind differ.
 
     Kinds are trainings and commands. Runs with the same label differ in size and repeat only; a
-    command with other words is another variant. Strong and weak scaling never share a label. A run
+    command with other words is another series. Strong and weak scaling never share a label. A run
     whose settings are not known gets one of its own.
     """
     keys = {run_id: spec.comparable() for run_id, spec in specs.items() if spec}
@@ -38,8 +38,12 @@ def series_labels(specs: Mapping[str, PlannedRun | None]) -> dict[str, str]:
         names = dict.fromkeys(name for key in alike.values() for name in key)
         varying = [n for n in names if len({repr(k.get(n)) for k in alike.values()}) > 1]
         shown = dict.fromkeys(name for name in ("strategy", *varying) if name != COMMAND_LINE)
+        commands = [set(key[COMMAND_LINE]) for key in alike.values() if is_command]
+        common = set[str]().union(*commands).intersection(*commands)
         for text in sorted(alike):
-            label = ", ".join(_words(alike[text], shown))
+            words = _words(alike[text], shown)
+            words += _differing(alike[text][COMMAND_LINE], common) if is_command else []
+            label = ", ".join(words)
             label = label if len(label) <= _MAX_LENGTH else f"{label[:_MAX_LENGTH]} ..."
             taken[label] += 1
             labels[text] = label if taken[label] == 1 else f"{label} (variant {taken[label]})"
@@ -60,6 +64,15 @@ def _words(key: Mapping[str, Any], names: Iterable[str]) -> list[str]:
         else:
             words.append(f"{name}={'default' if value is None else value}")
     return words
+
+
+def _differing(command: Sequence[str], common: set[str]) -> list[str]:
+    """What only some commands say, in one text: each word after the option that it is of."""
+    words = []
+    for before, word in zip(("", *command), command, strict=False):
+        if word not in common:
+            words += [before] * (before.startswith("-") and before in common) + [word]
+    return [" ".join(words)] if words else []
 
 
 def faults(runs: pd.DataFrame) -> dict[str, str]:
