@@ -84,7 +84,6 @@ def hide_gpus(environ: MutableMapping[str, str] = os.environ) -> None:
 _QUERY = {
     "driver": "driver_version",
     "gpu_max_clock": "clocks.max.sm",
-    "gpu_application_clock": "clocks.applications.graphics",
     "gpu_power_limit": "power.limit",
     "gpu_ecc_errors": "ecc.errors.uncorrected.volatile.total",
 }

@@ -81,6 +81,8 @@ def wait(pids: list[int], timeout_s: float) -> list[int | None]:
         while not (ended := os.waitpid(pid, os.WNOHANG))[0] and time.monotonic() < end:
             time.sleep(0.01)
         codes.append(os.waitstatus_to_exitcode(ended[1]) if ended[0] else None)
+        if codes[-1]:  # the others may wait in NCCL, which does not notice that a process is gone
+            end = min(end, time.monotonic() + 60)
         if not ended[0]:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)

@@ -27,7 +27,7 @@ _NOTHING, _SAVE, _STOP = 0, 1, 2  # the largest request of all ranks counts
 # Iterations between two agreements. Gloo sends round a ring of all ranks over TCP, which takes
 # milliseconds at 64 ranks; an iteration on a GPU may take one.
 _SPACING = {"cpu": 1, "cuda": 10}
-_MIN_AGREEMENTS = 8  # in what is left of the training: a short one can be stopped as well
+_MIN_AGREEMENTS = 16  # in what is left of the training: a stop comes within an eighth of it
 _HUNG = 0.8  # of the timeout: stacks are written
 _ALONE = 1.25  # of the timeout: one rank alone writes them, and ends itself
 

@@ -15,7 +15,8 @@ STUB = """#!/bin/bash
 printf '%s\\n' "$*" >>"$STUB/calls"
 case "$*" in
   "-m jobkit.gpus") cat "$STUB/gpus" ;;
-  *preflight.cli*) cat "$STUB/preflight"; grep -q FAULT "$STUB/preflight" && exit 5; exit 0 ;;
+  *preflight.cli*) [[ -z ${TORCHLESS-} ]] || { echo "no module torch"; exit 1; }
+    cat "$STUB/preflight"; grep -q FAULT "$STUB/preflight" && exit 5; exit 0 ;;
   *"checks.gpu "*) echo "MISSED memory predicted / measured: 0.5"; exit 4 ;;
   *"jobkit verify"*) echo "all are within it; token ${SLURM_JOB_ID-none}" ;;
   *"spec_from"* | *find_spec*) exit 0 ;;
@@ -30,12 +31,13 @@ def check(tmp_path: Path):
     """Run the script: check(words, gpus=..., preflight=...) -> (code, output, folder)."""
     stub = tmp_path / "stub"
     stub.mkdir()
-    for name in ("python", "nvidia-smi"):
-        script(stub / name, STUB if name == "python" else "#!/bin/sh\necho topology of GPUs\n")
+    script(stub / "python", STUB)
+    script(stub / "nvidia-smi", "#!/bin/sh\necho topology of GPUs\n")
+    script(stub / "srun", '#!/bin/sh\ncat "$STUB/preflight"\n')
 
     def run(*words: str, gpus: int = 2, preflight: str = "note cores: 2", **more: str):
         (stub / "gpus").write_text(f"{gpus}\n")
-        (stub / "preflight").write_text(f"[preflight] {preflight}\n")
+        (stub / "preflight").write_text(f"[preflight] ok environment: a\n[preflight] {preflight}\n")
         given = environment(
             STUB=str(stub), JOBKIT_PYTHON=str(stub / "python"), MY_TOKEN="s3cr3t", **more
         )
@@ -82,6 +84,8 @@ def test_an_environment_that_cannot_work_ends_it_at_once(check) -> None:
     code, out, _ = check(preflight="FAULT gpus: too old; fix: install a torch")
     assert code == 2 and "fix: install a torch" in out and "verify" not in out
     assert "nothing else can run before this is mended" in out and "send back" in out
+    code, out, _ = check(TORCHLESS="1")
+    assert code == 2 and "no module torch" in out and "make venv" in out and "verify" not in out
 
 
 def test_refusals(check) -> None:

@@ -36,7 +36,7 @@ _RECORDED = [c for c in RESULTS if c.record in ("run_start", "startup")]
 _OF_VERSIONS = (
     *("torch_version", "python_version", "cuda_version", "hip_version", "nccl_version"),
     *("cudnn_version", "driver_version", "cudnn_benchmark"),
-    *("gpu_max_clock", "gpu_application_clock", "gpu_power_limit"),
+    *("gpu_max_clock", "gpu_power_limit"),
 )
 _UNSEEN_S = 5.0  # a run that is shorter may end before its ranks are looked at
 _MAX_NAMES = 5  # of lines in no table, that are shown of a run

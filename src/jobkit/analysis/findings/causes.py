@@ -42,8 +42,8 @@ _NAMED = 1 / 3  # of the loss: a factor with less is not named
 _ANOTHER_DAY_S = 12 * 3600
 # What may differ between the runs of two sizes, and how it is called.
 DIFFER = {"device": "device", "driver_version": "driver", "git_commit": "commit"}
-DIFFER |= {"gpu_max_clock": "clock", "gpu_application_clock": "clock"}
-DIFFER |= {"gpu_power_limit": "power limit", "cuda_version": "CUDA", "nccl_version": "NCCL"}
+DIFFER |= {"gpu_max_clock": "clock", "gpu_power_limit": "power limit"}
+DIFFER |= {"cuda_version": "CUDA", "nccl_version": "NCCL"}
 DIFFER |= {"cudnn_version": "cuDNN", "python_version": "Python"}
 
 

@@ -98,9 +98,8 @@ def _before_all(results: Results, compared: Sequence[Size], unit: str) -> Iterat
         if whole and (share is None or rows[0].get("device_type") == "cuda"):  # which hides waiting
             share = (median_of(rows, "breakdown_data_wait_s") or 0.0) / whole
         waits.append(share or 0.0)
-        talk = (median_of(rows, "breakdown_communication_s") or 0.0) / (whole or 1.0)
-        # A GPU that waits for data or others is not idle by its host.
-        if size.gpu_busy is not None and waits[-1] + talk < (1 - size.gpu_busy) / 2:
+        # A GPU that waits for data is not idle by its host; one that waits for others is busy.
+        if size.gpu_busy is not None and waits[-1] < (1 - size.gpu_busy) / 2:
             known.append(size)
     worst = min(known, key=lambda s: s.gpu_busy or 0, default=None)
     if waits and min(waits) >= _WAITING and not disturbed(results):
@@ -110,7 +109,8 @@ def _before_all(results: Results, compared: Sequence[Size], unit: str) -> Iterat
     elif worst and (worst.gpu_busy or 0) < BUSY:
         who = where(worst, unit)
         text = f"{who} {'is' if who == '1 GPU' else 'are'} busy {worst.gpu_busy:.0%} of the time"
-        yield Caveat(f"the host is the limit: {text}", first=True)
+        text += ", and efficiency means nothing"
+        yield Caveat(f"the host is the limit: {text}", doubts=True, first=True)
 
 
 def failure(results: Results, sizes: Sequence[Size], unit: str, request: Size | None = None) -> str:

@@ -122,8 +122,7 @@ torch_version,python_version,cuda_version,hip_version,nccl_version,driver_versio
     version of it, as run_start says it; empty where there is none
 cudnn_benchmark TEXT whether cuDNN chose kernels by timing them; empty on the CPU
 gpu_max_clock TEXT highest clock of the first GPU; empty on the CPU
-gpu_application_clock TEXT clock that its applications are set to; likewise
-gpu_power_limit TEXT its power limit; likewise
+gpu_power_limit TEXT power limit of the first GPU; likewise
 node_list,git_commit,job_id TEXT =run_start
 shard_groups COUNT =run_start
 warnings COUNT number of warnings and errors that the run recorded

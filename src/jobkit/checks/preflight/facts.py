@@ -90,7 +90,8 @@ def gpu(place: RankEnv, wanted: str, environ: Mapping[str, str]) -> Facts:
     if device.visible or fault:
         fact["driver"] = gpu_state(device.uuid).get("driver", "")
         fact["torch_cuda"] = str(torch.version.hip or torch.version.cuda)
-        fact["architectures"] = torch.cuda.get_arch_list() if torch.cuda.is_available() else []
+        # Also where the driver is too old for torch.cuda to say it.
+        fact["architectures"] = (getattr(torch._C, "_cuda_getArchFlags", str)() or "").split()
     if device.visible:
         major, minor = torch.cuda.get_device_capability(device.index)
         fact["capability"] = "" if torch.version.hip else f"sm_{major}{minor}"
