@@ -129,6 +129,13 @@ def test_what_spoils_numbers_or_does_nothing_is_told(
     assert line is None or re.search(line, said[0])
 
 
+@pytest.mark.parametrize("cores", [3, 4])
+def test_a_gpu_wants_four_cores(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
+    monkeypatch.setattr(run, "share_of_cores", lambda _: cores)
+    said = [*run.warnings_of(RunSpec(), RankEnv(), "cuda", 1000, normalised=False)]
+    assert [line.startswith("3 CPU cores for each GPU") for line in said] == [True] * (cores < 4)
+
+
 def normalised(images: torch.Tensor) -> torch.Tensor:
     return ((images.float() - torch.tensor(MEAN)) / torch.tensor(STD)).permute(0, 3, 1, 2)
 

@@ -1,5 +1,6 @@
 """hpc/gpu-check.sh with a stub of Python: which parts run, when it ends, and what is sent back."""
 
+import re
 import subprocess
 import tarfile
 from pathlib import Path
@@ -86,6 +87,12 @@ def test_an_environment_that_cannot_work_ends_it_at_once(check) -> None:
     assert "nothing else can run before this is mended" in out and "send back" in out
     code, out, _ = check(TORCHLESS="1")
     assert code == 2 and "no module torch" in out and "make venv" in out and "verify" not in out
+
+
+def test_limits_grow_with_the_first_start(check) -> None:
+    """SECONDS is bash's clock: as if the first start had taken 25 s, and not 5."""
+    assert "(limit 150 s)" in check("--parts", "epoch")[1]
+    assert re.search(r"\(limit 7[5-9]\d s\)", check("--parts", "epoch", SECONDS="25")[1])
 
 
 def test_refusals(check) -> None:
