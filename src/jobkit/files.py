@@ -136,15 +136,10 @@ def locked(path: Path, wait: bool) -> Iterator[None]:
     Raises BlockingIOError where another process holds it and wait is False, and OSError for a link,
     which could lead to a file of one's own, and for a file system without locks.
     """
-    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        handle = os.open(path, flags | os.O_RDWR | os.O_CREAT, 0o644)
+        file = append_to(path)
     except PermissionError:  # another user's, in a shared folder: to lock it reading is enough
-        handle = os.open(path, flags | os.O_RDONLY)
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        file = _open(path, "rb", os.O_NOFOLLOW)
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
-    finally:
-        os.close(handle)
