@@ -1,16 +1,14 @@
 """The faults of a drill, what a run under one left, and the table of the results."""
 
-import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jobkit.launch.slurm_options import Options
-from jobkit.outcome.evidence import START_MARK
-from jobkit.outcome.state import RunState, run_state
-from jobkit.paths import RunPaths, write_json, write_whole
+from jobkit.outcome.evidence import START_MARK, of_newest
+from jobkit.outcome.state import Facts, RunState, judge, read_ending
+from jobkit.paths import RunPaths, write_whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,15 +78,12 @@ def first_state(paths: RunPaths, ended: float | None) -> RunState:
 
     ended: when its launcher saw it end, in Unix seconds.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        early = RunPaths(Path(folder) / paths.folder.name)
-        early.outcome(0).parent.mkdir(parents=True)
-        if paths.outcome(0).exists():
-            shutil.copy2(paths.outcome(0), early.outcome(0))
-        log = paths.log.read_text(errors="replace") if paths.log.exists() else ""
-        early.log.write_text(log.split(f"{START_MARK}: attempt 1 ")[0])
-        write_json(early.job, {"launcher": "drill", "ended": ended, "started": 0.0, "pid": None})
-        return run_state(early)
+    log = paths.log.read_text(errors="replace") if paths.log.exists() else ""
+    lines = log.split(f"{START_MARK}: attempt 1 ")[0].split("\n")
+    return judge(Facts(
+        run_id=paths.folder.name, job={"ended": ended}, alive=False if ended else None, attempt=0,
+        ending=read_ending(paths, 0), tails={paths.log.name: of_newest(lines, 0)},
+    ))  # fmt: skip
 
 
 _YES = {True: "yes", False: "no", None: ""}

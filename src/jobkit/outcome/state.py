@@ -45,7 +45,7 @@ class Facts:
     job: Mapping[str, Any] | None = None  # who runs its newest start
     alive: bool | None = False  # whether that process is at work; None: not to be told from here
     attempt: int | None = None  # the newest; None: none is known
-    ending: Mapping[str, Any] | None = None  # of that attempt, see _ending
+    ending: Mapping[str, Any] | None = None  # of that attempt, see read_ending
     logged: bool = False  # there is a log
     closed: str = ""  # why its folder cannot be read, where nothing of it is seen
     age_s: float | None = None  # since its files were last written, where nobody tells of its end
@@ -115,7 +115,7 @@ def _read_once(
     newest, first = numbers[-1] if numbers else None, (job or {}).get("first_attempt")
     first = first if type(first) is int else 0  # of the start that job.json describes
     started = newest is None or newest >= first  # else all that is there is of an earlier start
-    ending = None if newest is None or not started else _ending(paths, newest)
+    ending = None if newest is None or not started else read_ending(paths, newest)
     tails: dict[str, list[str]] = {}
     ok = ending is not None and ending["status"] == "ok"
     age_s = None if ok or _is_observed(job, alive) else _age_s(paths, numbers, logged)
@@ -149,7 +149,7 @@ def _is_observed(job: Mapping[str, Any] | None, alive: bool | None) -> bool:
     return job.get("launcher") != "run.sh" and job.get("host") != socket.gethostname()
 
 
-def _ending(paths: RunPaths, attempt: int) -> Mapping[str, Any] | None:
+def read_ending(paths: RunPaths, attempt: int) -> Mapping[str, Any] | None:
     """How an attempt ended, as recorded: status, reason, exit_code and file, RUN_ID/FILE."""
     file = paths.outcome(attempt)
     end = read_json(file)
