@@ -6,7 +6,7 @@ import io
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,6 +14,10 @@ from jobkit.errors import UsageError, nearest
 
 MAX_TEXT = 16 << 20  # bytes of a file of settings or state: a larger one is none
 MAX_TOML = 1 << 20  # its reader takes a second for that much
+MAX_LOG = 4 << 30  # bytes of a log
+_TAIL_BYTES = 8 << 20  # of a log of any length, which so costs little memory
+_MAX_TAIL_LINES = 100_000  # each takes memory of its own, also an empty one
+_MAX_TAIL_LINE = 4096  # bytes of a line that are looked at
 
 
 def open_regular(
@@ -107,6 +111,22 @@ def read_regular(path: str | Path, max_bytes: int = MAX_TEXT, follow: bool = Tru
 def read_text(path: str | Path, max_bytes: int = MAX_TEXT) -> str:
     """The text of a regular file, in UTF-8. Raises OSError, or UnicodeDecodeError."""
     return read_regular(path, max_bytes).decode("utf-8")
+
+
+def read_tail(log: Path, size: int = _TAIL_BYTES, within: Path | None = None) -> list[str]:
+    """Read the last lines of a log, at most size bytes of them; empty without a log.
+
+    within: the folder out of which no link may lead, as it could to any file of this user's; None:
+    the one above the log's.
+    """
+    content, begin = b"", 0
+    with suppress(OSError), open_regular(log, within=within or log.parent.parent) as stream:
+        begin = stream.seek(max(0, os.fstat(stream.fileno()).st_size - size))
+        content = stream.read(size)
+    parts = content.rsplit(b"\n", _MAX_TAIL_LINES) if content else []
+    if begin or len(parts) > _MAX_TAIL_LINES:  # the first is what is left, or may be half
+        del parts[:1]
+    return [part[-_MAX_TAIL_LINE:].decode("utf-8", "replace") for part in parts]
 
 
 def read_toml(path: Path, known: Iterable[str] = ()) -> dict[str, Any]:

@@ -13,12 +13,11 @@ import pytest
 from jobkit.analysis.cli import collect_main
 from jobkit.data.images import find_source, prepare
 from jobkit.errors import UsageError
-from jobkit.files import append_to, read_regular
+from jobkit.files import append_to, read_regular, read_tail
 from jobkit.launch import local
 from jobkit.launch.command import LaunchRequest
 from jobkit.launch.status import main as status
 from jobkit.metric import comm
-from jobkit.outcome.logs import read_tail
 from jobkit.paths import RunPaths, StudyPaths, read_json
 from jobkit.spec.study import Plan, read_toml
 from support.fake_study import FakeRun, make_plan, whole_run

@@ -18,10 +18,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jobkit.errors import Exit
-from jobkit.files import closed, file_names, is_regular
+from jobkit.files import closed, file_names, is_regular, read_tail
 from jobkit.outcome import evidence
 from jobkit.outcome.evidence import clean, find_sign, of_newest, with_hint
-from jobkit.outcome.logs import read_tail
 from jobkit.outcome.slurm_jobs import GONE, Job, cluster
 from jobkit.paths import RunPaths, StudyPaths, read_json
 from jobkit.processes import is_alive, is_at_work

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobkit.outcome import logs
+from jobkit import files
+from jobkit.files import read_tail
 from jobkit.outcome.evidence import START_MARK, clean, find_sign, of_newest, with_hint
-from jobkit.outcome.logs import read_tail
 
 HEAD = "Traceback (most recent call last):"
 EPOCH = '[METRIC] {"v":1,"kind":"epoch","attempt":0}'
@@ -116,7 +116,7 @@ def test_a_tail_is_the_end_of_the_file(tmp_path_factory, data, size) -> None:
 
 
 def test_of_very_many_lines_the_last_are_kept(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(logs, "_MAX_LINES", 2)
+    monkeypatch.setattr(files, "_MAX_TAIL_LINES", 2)
     (tmp_path / "train.log").write_text("a\nb\nc\nd")
     assert read_tail(tmp_path / "train.log") == ["c", "d"]
     assert read_tail(tmp_path / "train.log", 3) == ["d"]

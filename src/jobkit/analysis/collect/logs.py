@@ -16,10 +16,9 @@ from jobkit.analysis.collect.steps import Observed
 from jobkit.analysis.tables.frames import Row
 from jobkit.analysis.tables.series import IN_STEPS
 from jobkit.errors import ANSI, UsageError
-from jobkit.files import open_regular
+from jobkit.files import MAX_LOG, open_regular, read_tail
 from jobkit.metric.pattern import Pattern
 from jobkit.outcome.evidence import find_sign, of_newest
-from jobkit.outcome.logs import MOST_READ, read_tail
 from jobkit.outcome.state import BAD_ENDS, RunState
 
 _ANYWHERE = Path("/")  # the user named the files
@@ -141,7 +140,7 @@ def _went_on_to(lines: list[str], pattern: Pattern | None, ranks: int) -> int:
 def size_of(path: Path, logs: GivenLogs) -> Row:
     """The size of a run, and its series, from its log's name or its first MiB; else empty."""
     try:
-        with open_regular(path, MOST_READ, _ANYWHERE) as stream:
+        with open_regular(path, MAX_LOG, _ANYWHERE) as stream:
             head = stream.read(_HEAD).decode("utf-8", "replace")
     except OSError:
         return {}  # the reader of records says why

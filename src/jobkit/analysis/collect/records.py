@@ -13,10 +13,9 @@ import orjson
 
 from jobkit.analysis.collect.lines import ATTEMPT
 from jobkit.analysis.tables.text import counted
-from jobkit.files import closed, file_names, is_regular, open_regular
+from jobkit.files import MAX_LOG, closed, file_names, is_regular, open_regular
 from jobkit.metric import reader
 from jobkit.metric.kinds import Record, epoch_of
-from jobkit.outcome.logs import MOST_READ
 from jobkit.paths import RunPaths
 
 # ATTEMPT.jsonl of rank 0; ATTEMPT.rRANK.jsonl, .s and .w: windows, samples and causes of any rank.
@@ -134,7 +133,7 @@ def _read(
     scan = partial(reader.scan, start=_START)
     records, rejected = list[Record](), list[str]()
     try:
-        with open_regular(path, MOST_READ, within) as stream:
+        with open_regular(path, MAX_LOG, within) as stream:
             read = reader.read_file if path.suffix == ".jsonl" else scan
             for item in read(stream, loads=orjson.loads):
                 if isinstance(item, str):

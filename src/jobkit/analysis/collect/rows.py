@@ -22,10 +22,9 @@ from jobkit.analysis.tables.columns import RESULTS
 from jobkit.analysis.tables.frames import Row
 from jobkit.analysis.tables.series import IN_STEPS, OTHER_WORK
 from jobkit.analysis.tables.text import counted
-from jobkit.files import open_regular
+from jobkit.files import MAX_LOG, open_regular
 from jobkit.metric.kinds import COMMON, Record, epoch_of, number
 from jobkit.metric.pattern import Pattern, observes
-from jobkit.outcome.logs import MOST_READ
 from jobkit.outcome.state import RunState
 from jobkit.spec.command import CommandSpec, PlannedRun
 
@@ -68,7 +67,7 @@ def observed_of(
     by_lines = None
     if pattern and (by_pattern or by_meter is None or by_meter.source == "auto"):
         try:
-            with open_regular(log, MOST_READ, within) as stream:
+            with open_regular(log, MAX_LOG, within) as stream:
                 by_lines = observed_lines(matches(stream, pattern), pattern, ranks, stated)
         except OSError:
             pass  # the reader of records says why
