@@ -139,10 +139,7 @@ class FaultRun:
     def _until_recovered(self) -> None:
         fault, program = self.fault, self.program
         self._start(fault.options)
-
-        def there() -> bool:
-            return program.reached(self.paths, self.started)
-
+        there = partial(program.reached, self.paths, self.started)
         self._wait("the injection point", lambda: there() or not self.started.look())
         if not there() or (not program.does_itself(fault) and not self.started.look()):
             raise UsageError(f"the run {self.started.end_text} before the fault")
