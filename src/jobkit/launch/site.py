@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from jobkit.errors import Exit, Parser, UsageError, command
+from jobkit.errors import Exit, UsageError, command
 from jobkit.files import read_toml
 from jobkit.gpus import VENDORS
 from jobkit.paths import REPOSITORY, check_name, find_named, short_path
@@ -150,11 +150,10 @@ def minutes(text: str) -> float:
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     """Print what run.sh sources for a site: `python -m jobkit.launch.site NAME`."""
-    parser = Parser(prog="jobkit.launch.site", description="Print a site's shell code for run.sh.")
-    parser.add_argument("site", help="its name or TOML file")
-    sys.stdout.write(Site.load(parser.parse_args(argv).site).shell())
+    (source,) = sys.argv[1:] if argv is None else argv
+    sys.stdout.write(Site.load(source).shell())
     return Exit.OK
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
