@@ -106,6 +106,8 @@ def held(study: StudyPaths) -> Iterator[None]:
             stack.enter_context(locked(study.launcher_lock, wait=False))
         except BlockingIOError:
             raise busy(study) from None
+        except OSError as error:  # a link, or no file
+            raise UsageError(f"{study.launcher_lock}: {error.strerror}: remove it") from None
         yield
 
 
