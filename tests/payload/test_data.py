@@ -97,20 +97,24 @@ def test_a_split_of_the_training_samples_takes_the_place_of_the_test_samples() -
 
 
 @pytest.mark.parametrize(
-    ("augment", "speed_run", "channels_last"),
+    ("augmented", "speed_run", "channels_last"),
     [(True, False, True), (True, True, False), (False, False, False)],
 )
-def test_a_sample_looks_the_same_in_whatever_batch(augment, speed_run, channels_last) -> None:
+def test_a_sample_looks_the_same_in_whatever_batch(augmented, speed_run, channels_last) -> None:
     source = synthetic(60, 10)
-    spec = RunSpec(seed=4, augment=augment, speed_run=speed_run, channels_last=channels_last)
+    spec = RunSpec(seed=4, augment=augmented, speed_run=speed_run, channels_last=channels_last)
     data = DeviceData(source, CPU, spec)
     everything = torch.randperm(60)
     whole, labels = data.training_batch(everything, epoch=2)
     parts = [data.training_batch(p, epoch=2)[0] for p in everything.split(17)]
     assert torch.equal(whole, torch.cat(parts))
     assert torch.equal(labels, source.train.labels[everything])
+    if speed_run:  # as published: borders of two pixels, reflected
+        bits, flips = sample_hash(4, 2, everything), alternating_flips(4, 2, everything)
+        plain = augment(source.train.images[everything], bits, flips, 2, True)
+        assert torch.equal(data._crop(everything, 2)[0], plain)
     other, _ = data.training_batch(everything, epoch=3)
-    assert torch.equal(whole, other) is not augment
+    assert torch.equal(whole, other) is not augmented
     form = torch.channels_last if channels_last else torch.contiguous_format
     assert whole.is_contiguous(memory_format=form)
     images, labels = data.test_batch(slice(5, 9))  # plain, and normalised

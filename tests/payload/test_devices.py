@@ -63,6 +63,8 @@ BUS = [gpu("", bus="0:1:0"), gpu("", bus="0:1:0")]
         *(([gpu(f"GPU-{i}", visible=n) for i in range(4)], "auto", True, "cuda", "")
           for n in (1, 2, 4)),
         ([BUS[0], gpu("", "n2", bus="0:1:0")], "auto", True, "cuda", ""),
+        # AMD's GPUs may all say the same id.
+        ([gpu("0", bus=f"0:{i}:0") for i in range(2)], "auto", True, "cuda", ""),
         ([NONE, NONE], "auto", True, "cpu", ""),
         (SAME, "auto", False, "cpu", "1 GPU for 2 ranks: all ranks compute on the CPU"),
         *((FOUR, wanted, True, None, "^rank 1 on n1, rank 2 on n2 would share one GPU .GPU-b")
@@ -153,10 +155,10 @@ def test_dp_has_all_gpus_the_runs_precision_and_the_names_of_the_bare_model(monk
 def test_the_state_of_the_gpu_is_that_of_its_uuid(monkeypatch, tmp_path) -> None:
     FakeCuda(monkeypatch, "aa", "bb")
     monkeypatch.setattr(gpus, "_AMD_DRIVER", tmp_path / "absent")
-    said = "570.1, 1980 MHz, [N/A], 700.00 W, 0"
+    said = "570.1, [N/A], 700.00 W, 0"
     script(tmp_path / "nvidia-smi", f'#!/bin/sh\n[ "$4" = GPU-bb ] && echo "{said}"')
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    state = {"driver": "570.1", "gpu_max_clock": "1980 MHz", "gpu_power_limit": "700.00 W"}
+    state = {"driver": "570.1", "gpu_power_limit": "700.00 W"}
     assert gpu_state(GPU) == {**state, "gpu_ecc_errors": "0"}
     assert gpu_state(CPU) == {}
     (tmp_path / "nvidia-smi").unlink()

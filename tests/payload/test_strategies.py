@@ -10,13 +10,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from jobkit.errors import UsageError
 from jobkit.payload.model import build_model
 from jobkit.payload.place import RankEnv
 from jobkit.payload.resume import _prime
-from jobkit.payload.strategies import Strategy, ddp, strategy_class
+from jobkit.payload.strategies import Strategy, base, ddp, strategy_class
 from jobkit.payload.strategies.blocks import checkpoint_blocks
 from jobkit.payload.strategies.fsdp import FSDP
 from jobkit.payload.strategies.pipeline import Pipeline
@@ -226,3 +227,19 @@ def test_the_mode_of_the_compiler_is_passed_on(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", mark)
     step(made("single", compile=True, compile_mode=mode))
     assert seen == [{"mode": mode}, *(["step"] if mode != "default" else [])]
+
+
+def test_what_is_read_whole_is_on_the_cpu() -> None:
+    """Where tensors of several GPUs are compared, and sent as objects."""
+    with FakeTensorMode(), GPU:
+        assert base.full(torch.empty(2)).device.type == "cpu"
+
+
+def test_all_groups_of_a_mesh_have_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = dict[str, float]()
+    mesh = SimpleNamespace(get_all_groups=lambda: ["replicas", "shards"])
+    monkeypatch.setattr(base, "init_device_mesh", lambda *_, **__: mesh)
+    later = lambda time, group: given.update({group: time.total_seconds()})  # noqa: E731
+    monkeypatch.setattr(dist, "set_timeout", later, raising=False)
+    strategy = FSDP(RunSpec(strategy="fsdp", timeout_s=7.0), RankEnv(), CPU)
+    assert base.make_mesh(strategy, a=1, b=1) is mesh and given == {"replicas": 7, "shards": 7}

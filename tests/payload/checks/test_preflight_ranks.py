@@ -11,12 +11,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from jobkit.checks.preflight import cli, rendezvous
+from jobkit.checks.preflight import cli, group, rendezvous
 from jobkit.checks.preflight import facts as preflight_facts
 from jobkit.checks.preflight import rank as preflight_rank
 from jobkit.checks.preflight.rendezvous import (
@@ -41,8 +44,14 @@ def _data(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("JOBKIT_DATA_DIR", str(tmp_path / "data"))
 
 
+def summed(real: Callable[..., str], *words: Any) -> str:
+    print("sums compared")
+    return real(*words)
+
+
 def be_rank(rank: int, port: int, out: str) -> int:
     os.environ.update(OMP_NUM_THREADS="1", MASTER_PORT=str(port))
+    group.wrong_sums = partial(summed, group.wrong_sums)  # of this process
     with Path(f"{out}-{rank}").open("w") as sys.stdout:
         return cli.main(["--dataset", "synthetic", "--timeout", "300"])
 
@@ -52,6 +61,7 @@ def test_two_ranks_add_up_and_measure_their_bandwidth(tmp_path: Path, fork_serve
     said = "".join((tmp_path / f"rank-{rank}").read_text() for rank in range(2))
     assert codes == [0, 0], said
     assert said.count("all checks passed") == 1
+    assert said.count("sums compared") == 2
     assert "right over 2 ranks" in said and "2 ranks of a node" in said
     assert not [*(tmp_path / "logs").glob(".preflight*")]
 

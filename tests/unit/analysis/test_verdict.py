@@ -560,3 +560,10 @@ def test_rates_of_two_models_are_not_ranked() -> None:
     lines = verdict(results_from(runs.assign(model=runs["series"].str[5:])), "GPUs")
     assert lines[0].startswith("Request 2 GPUs with ddp, cnn: ")
     assert lines[0].endswith(" The table has mlp too.") and "mlp" not in "".join(lines[1:])
+
+
+def test_how_long_gpus_compute_stands_beside_every_efficiency() -> None:
+    results = study(GOOD, None, lambda row: row.update(gpu_busy_mean=0.31))
+    table = proposal_table(results, "GPUs")
+    busy, efficiency = (table.heads.index(name) for name in ("GPU busy", "parallel efficiency"))
+    assert [row[busy] for row in table.rows] == ["31%"] * 4 and busy - efficiency == 1

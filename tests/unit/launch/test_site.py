@@ -33,6 +33,7 @@ def test_the_profiles_that_are_delivered() -> None:
     for name in known_sites():
         assert Site.load(name).name == name
     assert site_of_cluster("clariden").name == "alps"
+    assert Site.load("alps").env["NCCL_LL128_C2C"] == "0"  # with it sums may be wrong
     assert site_of_cluster("elsewhere").name == "elsewhere"
 
 

@@ -189,6 +189,8 @@ def test_the_longest_beginning_says_whose_a_setting_is(monkeypatch) -> None:
     assert heading(RunSpec.__dataclass_fields__["ddp_bucket_mib"]) == "strategy ddp, local"
 
 
+# Their sizes, and at each size so many ways with three repeats: DDP, a bf16 hook, FSDP and HSDP.
+ON_GPUS = {"gpu": ({1, 2, 4, 8, 16}, 1), "gpu-wide": ({4, 8, 16}, 4)}
 PRESETS = {"high-performance": (8, 32), "memory-efficient": (2, 128), "single-process": (1, 256)}
 
 
@@ -199,6 +201,13 @@ def test_every_study_of_the_project_expands() -> None:
         if name in PRESETS:
             (spec,) = plan.runs.values()
             assert (spec.world_size, spec.batch_size_per_rank) == PRESETS[name]
+        if name in ON_GPUS:
+            sizes, ways = ON_GPUS[name]
+            runs = list(plan.runs.values())
+            assert {spec.world_size for spec in runs} == sizes and len(runs) == 3 * len(
+                sizes
+            ) * ways
+            assert {spec.device for spec in runs} == {"cuda"}
 
 
 def test_good_sources_pass_and_others_are_named(tmp_path: Path) -> None:
