@@ -3,13 +3,13 @@
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=4
 #SBATCH --gpus-per-node=4
+#SBATCH --cpus-per-task=8
 #SBATCH --output=logs/train-%j.log
 #SBATCH --error=logs/train-%j.err
 #SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --signal=USR2@60
-# Cores: many sites give a rank one core, and a rank on a GPU wants 4 to 16. Say how many by
-# sbatch --cpus-per-task=8 run.sh ..., or write it above.
+# Cores: a rank on a GPU wants 4 to 16. Where nodes have fewer: sbatch --cpus-per-task=4 run.sh ...
 #
 # Runs one training job: jobkit's own training, or any program. This file is what sbatch reads; all
 # else is done by src/jobkit/launch/supervise.py, which it becomes.

@@ -3,12 +3,12 @@
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=4
 #SBATCH --gpus-per-node=4
+#SBATCH --cpus-per-task=8
 #SBATCH --output=logs/train-%j.log
 #SBATCH --error=logs/train-%j.err
 #SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --signal=USR2@60
-# Cores: sbatch --cpus-per-task=8 ..., as in run.sh.
 #
 # One node, four GPUs, a process each (NCCL). More nodes: sbatch --nodes=2 hpc/train_distributed_gpu.sh
 #   sbatch hpc/train_distributed_gpu.sh --epochs 2 --dataset synthetic

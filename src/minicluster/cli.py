@@ -18,7 +18,7 @@ before it costs node-hours, and for tests. Jobs are real processes; GPUs are onl
 """
 EXAMPLES = """\
 examples:
-  hpc/minicluster up                        4 nodes of 8 cores and 4 GPUs, with accounting
+  hpc/minicluster up                        4 nodes of 64 cores and 4 GPUs, with accounting
   eval "$(hpc/minicluster env)"             point sbatch, srun, squeue, ... at it in this shell
   sbatch --nodes=2 run.sh                   submit jobs as on any cluster
   hpc/minicluster down                      end the cluster and remove all its files

@@ -29,7 +29,7 @@ class Cluster:
 
     root: Path  # its folder
     nodes: int = 4
-    cores: int = 8  # of each node, simulated: they share the machine's
+    cores: int = 64  # of each node, simulated: they share the machine's
     gpus: int = 4  # of each node, simulated; 0 for none
     memory_mib: int = 4000  # of each node, simulated
     accounting: bool = True

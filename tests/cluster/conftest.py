@@ -125,7 +125,7 @@ def short_dir() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def cluster(slurm_packages: None, short_dir: Path) -> Iterator[Cluster]:
-    """The session's cluster: 4 nodes (n1 to n4) of 8 cores and 4 GPUs, with accounting."""
+    """The session's cluster: 4 nodes (n1 to n4) of 64 cores and 4 GPUs, with accounting."""
     root = short_dir / "c"
     done = run_door("up", *OPTIONS, directory=root)
     if done.returncode:
