@@ -251,7 +251,7 @@ def header(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("name", ["comm", *sorted(p.stem for p in HPC.glob("train*.sh"))])
 def test_the_ready_scripts_are_signalled_and_requeued_as_run_sh_is(name: str) -> None:
-    own = ("--nodes", "--ntasks-per-node", "--gpus-per-node", "--job-name", "--output", "--error")
+    own = ("--nodes", "--ntasks", "--cpus", "--gpus", "--job-name", "--output", "--error")
     common = {x for x in header(RUN) if not x.split()[1].startswith(own)}
     assert common >= {"#SBATCH --requeue", "#SBATCH --signal=USR2@60", "#SBATCH --open-mode=append"}
     assert "#SBATCH --nodes=1" in header(RUN) and common <= set(header(HPC / f"{name}.sh"))
