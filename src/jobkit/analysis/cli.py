@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobkit.analysis.log_options import add_log_options, given_logs, logs_folder
 from jobkit.analysis.scaling import MIN_EFFICIENCY
-from jobkit.errors import Exit, Parser, UsageError, at_least, command, share
-from jobkit.paths import short_path
+from jobkit.errors import Exit, Parser, UsageError, at_least, command, positive, share
+from jobkit.paths import StudyPaths, short_path, write_json
 from jobkit.permissions import closed_to_others
 
 if TYPE_CHECKING:
+    from jobkit.analysis.collect.logs import GivenLogs
     from jobkit.analysis.collect.results import Results
 
 _COLLECT = """examples:
@@ -80,18 +80,18 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
     add("--min-efficiency", type=share, metavar="SHARE", help=text)
     text = "the number of ranks at which --min-efficiency is checked"
     add("--at", type=at_least(int, 1), metavar="RANKS", help=text)
-    add_log_options(parser)
+    _add_log_options(parser)
     args = parser.parse_args(argv)
     if (args.at is None) != (args.min_efficiency is None):
         raise UsageError("--min-efficiency and --at go together")
 
     from jobkit.analysis.collect.results import collect
-    from jobkit.analysis.report.summary import as_json, print_summary
+    from jobkit.analysis.report.summary import as_json, print_summary, print_verdict
     from jobkit.analysis.scaling.scaling import check_efficiency
 
-    study, logs = args.study, given_logs(args)
+    study, logs = args.study, _given_logs(args)
     if logs:
-        study = logs_folder(args.name, sys.argv[1:] if argv is None else argv)
+        study = _logs_folder(args.name, sys.argv[1:] if argv is None else argv)
     results = collect(study, accuracy=args.accuracy, logs=logs, out=args.out)
     least, at = args.min_efficiency, args.at
     missed, unsure = check_efficiency(results.sizes, least, at) if at else ([], [])
@@ -99,7 +99,7 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
         print(as_json(results))
     else:
         print_summary(results)
-        _print_verdict(results, MIN_EFFICIENCY)
+        print_verdict(results, MIN_EFFICIENCY)
         print(f"wrote tables to {short_path(results.output.folder)}")
         if results.runs["throughput"].notna().any():
             follow = ["next:", "jobkit", "plot", short_path(results.folder)]
@@ -112,12 +112,79 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
     return Exit.OK if results.ok else Exit.INCOMPLETE
 
 
-def _print_verdict(results: "Results", min_efficiency: float) -> None:
-    """Print the first three lines of the report."""
-    from jobkit.analysis.figures.style import unit
-    from jobkit.analysis.findings.verdict import verdict
+def _add_log_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of collect for logs that exist already."""
+    from jobkit.metric.pattern import PATTERNS
 
-    print("\n".join(verdict(results, unit(results), min_efficiency)[:3]))
+    text = "Each file is a run; STUDY is not given then."
+    add = parser.add_argument_group("logs without a plan", text).add_argument
+    add("--logs", nargs="+", metavar="FILE", help="the logs")
+    known = ", ".join(sorted(p.stem for p in PATTERNS.glob("*.toml")))
+    text = f"how lines are read: {known}, or a TOML file (default: [METRIC] key=value lines)"
+    add("--pattern", metavar="NAME", help=text)
+    text = "finds each log's size, in its name or its text: a group named ranks or, with "
+    text += "--gpus-per-node, nodes; a group series names its curve"
+    add("--size", metavar="REGEX", help=text)
+    text = "ranks (GPUs) of a full node"
+    add("--gpus-per-node", type=at_least(int, 1), metavar="N", help=text)
+    text = "strong: the work is the same at each size; weak: it grows with the ranks"
+    add("--scaling", choices=("strong", "weak"), help=text)
+    add("--name", help="name of the folder under logs/ (default: from-logs)")
+    add("--unit", help="unit of a step's work, with --work-per-step: as tokens")
+    text = "units of work in one optimizer step over all ranks, where no line says it"
+    add("--work-per-step", type=positive, metavar="N", help=text)
+    text = "steps after the first line that are not compared (default 0); that line never is"
+    add("--warmup-steps", type=at_least(int, 0), default=0, metavar="N", help=text)
+
+
+def _given_logs(args: argparse.Namespace) -> "GivenLogs | None":
+    """The logs that collect's options name; None for a study. Raises UsageError."""
+    names = ["size", "pattern", "gpus_per_node", "scaling", "name", "unit", "work_per_step"]
+    for name in () if args.logs else (*names, "warmup_steps"):
+        if getattr(args, name):
+            raise UsageError(f"--{name.replace('_', '-')} has no effect without --logs")
+    if not args.logs:
+        return None
+    from jobkit.analysis.collect.logs import GivenLogs, size_of
+    from jobkit.metric.pattern import load_pattern
+
+    if args.study:
+        raise UsageError("give STUDY or --logs, not both")
+    if not args.size:
+        raise UsageError("--logs needs --size: an expression that finds each log's number of ranks")
+    if absent := [word for word in args.logs if not Path(word).is_file()]:
+        raise UsageError(f"--logs {absent[0]!r}: no such file; the shell fills in * without quotes")
+    files = {path.resolve(): path.absolute() for path in map(Path, args.logs)}
+    if args.scaling == "weak" and args.work_per_step:
+        why = "is of all ranks, and grows with them in weak scaling: leave it out"
+        raise UsageError(f"--work-per-step {why}, and the steps of all ranks are compared")
+    given = GivenLogs(
+        files=tuple(files.values()),
+        size=args.size,
+        pattern=load_pattern(args.pattern) if args.pattern else None,
+        ranks_per_node=args.gpus_per_node,
+        unit=args.unit,
+        work_per_step=args.work_per_step,
+        warmup_steps=args.warmup_steps,
+        scaling=args.scaling,
+    )
+    # The reason of a run whose log is closed says that.
+    if not any(size_of(path, given) or not os.access(path, os.R_OK) for path in given.files):
+        raise UsageError(f"--size {given.size!r} finds no number of ranks in any log or its name")
+    return given
+
+
+def _logs_folder(name: str | None, words: Sequence[str]) -> Path:
+    """The folder of the tables, made, with the command in logs.json.
+
+    Raises UsageError where it has a plan.
+    """
+    paths = StudyPaths.named(name or "from-logs")
+    if paths.plan.exists():
+        raise UsageError(f"{paths.folder} is a study with a plan: give another --name")
+    paths.folder.mkdir(parents=True, exist_ok=True)
+    write_json(paths.given_logs, {"v": 2, "command": shlex.join(["collect_results.py", *words])})
+    return paths.folder
 
 
 @command
@@ -184,7 +251,7 @@ def _draw(results: "Results", args: argparse.Namespace) -> None:
     from jobkit.analysis.figures.style import FORMATS, unit
     from jobkit.analysis.findings import forecast
     from jobkit.analysis.report.report import write_report
-    from jobkit.analysis.report.summary import print_table, terminal
+    from jobkit.analysis.report.summary import print_table, print_verdict, terminal
     from jobkit.analysis.report.tables import forecast_rows, project_table
     from jobkit.analysis.tables.frames import save_table
     from jobkit.analysis.tables.text import counted
@@ -213,7 +280,7 @@ def _draw(results: "Results", args: argparse.Namespace) -> None:
         path.unlink(missing_ok=True)
     drawn = draw(results, forecasts)
     count, formats = counted(len(drawn) // len(FORMATS), "figure"), ", ".join(FORMATS).upper()
-    _print_verdict(results, efficiency)
+    print_verdict(results, efficiency)
     print(f"wrote {count} ({formats}) to {short_path(results.output.figures)}")
     written = write_report(results, drawn, forecasts, reasons, efficiency, project)
     print(f"wrote {', '.join(p.name for p in written)} to {short_path(results.output.folder)}")

@@ -53,6 +53,11 @@ def print_summary(results: Results, console: Console | None = None) -> None:
         console.print(Text(line), soft_wrap=True)
 
 
+def print_verdict(results: Results, least: float) -> None:
+    """Print the first three lines of the report."""
+    print("\n".join(verdict(results, unit(results), least)[:3]))
+
+
 def as_json(results: Results) -> str:
     """The summary as JSON, at full precision; null for what is not known."""
     content = {
