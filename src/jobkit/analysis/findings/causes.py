@@ -26,11 +26,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median, median_low, mode
+from statistics import median_low, mode
 from typing import Any
 
 from jobkit.analysis.collect.results import Results
-from jobkit.analysis.scaling.sizes import Size
+from jobkit.analysis.scaling.sizes import Size, median_of
 from jobkit.analysis.scaling.spread import MAX_OTHER_LOAD
 from jobkit.analysis.tables.frames import Row
 from jobkit.spec.runspec import STRATEGIES
@@ -215,12 +215,6 @@ def rows_of(results: Results, size: Size) -> list[Row]:
 def values_of(rows: Sequence[Row], name: str) -> list[str]:
     """The different values of a column, as text."""
     return sorted({str(v) for row in rows if (v := row.get(name)) is not None})
-
-
-def median_of(rows: Sequence[Row], name: str) -> float | None:
-    """The median of a column; None where it is empty."""
-    numbers = [float(v) for row in rows if (v := row.get(name)) is not None]
-    return median(numbers) if numbers else None
 
 
 def base_of(results: Results, size: Size | None) -> Size | None:

@@ -18,9 +18,9 @@ import pandas as pd
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.collect.steps import WITH_START
 from jobkit.analysis.collect.why import busy_clause
-from jobkit.analysis.findings.causes import base_of, differences, median_of, rows_of, values_of
+from jobkit.analysis.findings.causes import base_of, differences, rows_of, values_of
 from jobkit.analysis.scaling.scaling import comparable_at
-from jobkit.analysis.scaling.sizes import Size, where
+from jobkit.analysis.scaling.sizes import Size, median_of, numbers_of, where
 from jobkit.analysis.scaling.spread import tail
 from jobkit.analysis.tables.text import counted, say_accuracy, some
 from jobkit.outcome.state import UNDER_WAY
@@ -186,7 +186,7 @@ def changes(results: Results, sizes: Sequence[Size], column: str) -> list[Change
         own = []
         for size in (s for s in later if s.world_size != first.world_size):
             ends = [rows_of(results, each) for each in (first, size)]
-            small, large = ([r[column] for r in rows if r.get(column) is not None] for rows in ends)
+            small, large = (numbers_of(rows, column) for rows in ends)
             if small and len({tuple(values_of(rows, "epochs_done")) for rows in ends}) == 1:
                 share, before = column == "val_accuracy", median(small)
                 after = median(large) if large else -math.inf if share else math.inf
@@ -239,8 +239,8 @@ def _accuracy(
     ]
     if request in beside:
         best = max(beside, key=lambda s: s.val_accuracy or 0)
-        pair, name = [rows_of(results, s) for s in (request, best)], "val_accuracy"
-        mine, others = ([r[name] for r in rows if r.get(name) is not None] for rows in pair)
+        pair = [rows_of(results, s) for s in (request, best)]
+        mine, others = (numbers_of(rows, "val_accuracy") for rows in pair)
         same = len(values_of([*pair[0], *pair[1]], "epochs_done")) < 2 and differ(mine, others)
         if same and median(others) - median(mine) >= _FELL:
             low, high = (say_accuracy(median(values)) for values in (mine, others))

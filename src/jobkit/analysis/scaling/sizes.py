@@ -5,7 +5,7 @@ Only successful runs enter a median: a run without its end may have measured onl
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -142,6 +142,17 @@ def where(size: Size, unit: str) -> str:
     return f"{counted(count, unit[:-1])}{on}"
 
 
+def numbers_of(rows: Iterable[Row], name: str) -> tuple[float, ...]:
+    """The numbers of a column, without empty cells."""
+    return tuple(float(value) for row in rows if (value := row.get(name)) is not None)
+
+
+def median_of(rows: Iterable[Row], name: str) -> float | None:
+    """The median of a column; None where it is empty."""
+    numbers = numbers_of(rows, name)
+    return median(numbers) if numbers else None
+
+
 def fewest_nodes(sizes: Sequence[Size], series: str) -> list[Size]:
     """The sizes of a series; of those with as many ranks, the one on the fewest nodes."""
     line: dict[int, Size] = {}
@@ -153,28 +164,26 @@ def fewest_nodes(sizes: Sequence[Size], series: str) -> list[Size]:
 
 def _size(rows: list[Row]) -> Size:
     first, ok = rows[0], [row for row in rows if row["status"] == "ok"]
-    of_ok = {name: [row[name] for row in ok if row[name] is not None] for name in _OF_RUN}
-    rates, peaks = (tuple(map(float, of_ok[n])) for n in ("throughput", "peak_memory_mib"))
     scopes = {row["joules_of"] for row in ok}
     joules_of = scopes.pop() if len(scopes) == 1 else None
     return Size(
         **{name: first[name] for name in (*_KEYS, *_FACTS)},
-        devices=max(of_ok["devices"], default=None) or first["world_size"],
+        devices=max((row["devices"] or 0 for row in ok), default=0) or first["world_size"],
         runs_planned=len(rows),
         runs_ok=len(ok),
-        ok_runs=tuple(of_ok["run_id"]),
+        ok_runs=tuple(row["run_id"] for row in ok),
         not_ok=tuple(row["status"] for row in rows if row["status"] != "ok"),
-        train_samples=next(iter(of_ok["train_samples"]), None),
-        throughput_unit=next(iter(of_ok["throughput_unit"]), ""),
-        throughput=_median(rates),
-        rates=rates,
+        train_samples=next((n for row in ok if (n := row["train_samples"])), None),
+        throughput_unit=next((unit for row in ok if (unit := row["throughput_unit"])), ""),
+        throughput=median_of(ok, "throughput"),
+        rates=numbers_of(ok, "throughput"),
         rated_runs=tuple(row["run_id"] for row in ok if row["throughput"] is not None),
-        peak_memory_mib=_median(peaks),
-        peaks_memory_mib=peaks,
-        val_accuracy=_median(of_ok["val_accuracy"]),
-        gpu_busy=_median(of_ok["gpu_busy_mean"]),
-        step_time_s=_median(of_ok["step_time_s"]),
-        joules_per_work=_median(of_ok["joules_per_work"]) if joules_of else None,
+        peak_memory_mib=median_of(ok, "peak_memory_mib"),
+        peaks_memory_mib=numbers_of(ok, "peak_memory_mib"),
+        val_accuracy=median_of(ok, "val_accuracy"),
+        gpu_busy=median_of(ok, "gpu_busy_mean"),
+        step_time_s=median_of(ok, "step_time_s"),
+        joules_per_work=median_of(ok, "joules_per_work") if joules_of else None,
         joules_of=joules_of,
     )
 
@@ -221,7 +230,3 @@ def _work(unit: str, fastest: float) -> tuple[float, str]:
     for least, mark in ((1e6, "M"), (1e9, "G")):
         text = f"{amount / least:,.0f}{mark}" if amount >= least else text
     return amount, f"{text} {name.removesuffix('s') if amount == 1 else name}"
-
-
-def _median(values: Sequence[float]) -> float | None:
-    return float(median(values)) if values else None
