@@ -119,8 +119,8 @@ def _size_to_request(sizes: Sequence[Size], least: float) -> Size | None:
     if best is None or best.devices != 1:
         return best
     pool = scaling.spread_of(sizes)
-    as_fast = [s for s in found if not scaling.surely_faster(best, s, pool)]
-    return next(filter(scaling.is_single, as_fast), best)
+    singles = (s for s in found if scaling.is_single(s))
+    return next((s for s in singles if not scaling.surely_faster(best, s, pool)), best)
 
 
 def _is_faster(other: Size, size: Size) -> bool:
@@ -138,10 +138,10 @@ def _request(
     results: Results, sizes: Sequence[Size], unit: str, least: float
 ) -> tuple[str, list[Caveat]]:
     """What to request, without a full stop, and the caveats that follow it."""
-    if conditions.disturbed(results):
-        return "Until then nothing can be requested", conditions.caveats(results, unit)
-    size = _size_to_request(sizes, least)
+    size = request_of(results, least)
     doubts = conditions.caveats(results, unit, size)
+    if conditions.disturbed(results):
+        return "Until then nothing can be requested", doubts
     if size is None:
         notes = [s.note for s in sizes if s.note and s.note.startswith("not compared")]
         if notes and all(s.efficiency is None for s in sizes):
@@ -247,9 +247,10 @@ def _limits(results: Results, measured: Sequence[Size], unit: str, least: float)
         verb = "seems to stay" if unsure else "stays"
         return f"Efficiency {verb} above {100 * least:g}% up to {text}{on_more}."
     verb = "seems to fall" if unsure else "falls"
-    cause = "" if conditions.disturbed(results) else cause_of(results, own)
     if conditions.disturbed(results):
         cause = f"; no cause is named while other programs use the cores{late_of(results, own)}"
+    else:
+        cause = cause_of(results, own)
     return f"Efficiency {verb} below {100 * least:g}% at {text}{cause}{on_more}."
 
 
