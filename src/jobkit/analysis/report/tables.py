@@ -37,12 +37,6 @@ def proposal_table(
     def cells(name: str, form: str) -> list[str]:
         return [say(getattr(s, name), form) for s in sizes]
 
-    def with_ends(name: str, form: str) -> list[str]:
-        """With its interval in brackets; the base has none."""
-        ends = [None if terminal else s.interval(name) for s in sizes]
-        pairs = zip(sizes, ends, strict=True)
-        return [text.with_interval(getattr(s, name), x, form) for s, x in pairs]
-
     shares = [percent(s.efficiency, least) if terminal else share_of(s, least) for s in sizes]
     scalings = {s.scaling or NONE for s in sizes}
     start_up = ", start-up included" * (per == "per run")  # nothing but its wall time is known
@@ -53,7 +47,7 @@ def proposal_table(
         "nodes": cells("nodes", "{}") if any((s.nodes or 1) > 1 for s in sizes) else [],
         "runs ok": [f"{s.runs_ok} of {s.runs_planned}" for s in sizes],
         f"time {per}{start_up} (s)": cells("time_s", "{:.4g}"),
-        "speed-up": with_ends("speed_up", "{:.2f}"),
+        "speed-up": cells("speed_up", "{:.2f}"),
         "parallel efficiency": shares,
         "GPU busy": cells("gpu_busy", "{:.0%}"),
     }
@@ -64,6 +58,8 @@ def proposal_table(
             rates = ((s.throughput, s.throughput_unit) for s in sizes)
             columns["throughput"] = [f"{rounded(x)} {of}" if x else NONE for x, of in rates]
     else:
+        speed_ups = ((s.speed_up, s.interval("speed_up")) for s in sizes)
+        columns["speed-up"] = [text.with_interval(x, ends, "{:.2f}") for x, ends in speed_ups]
         columns[f"{unit[:-1]}-hours {per}"] = cells("gpu_hours", "{:.3g}")
         columns[f"node-hours {per}"] = cells("node_hours", "{:.3g}")
     shown = {
