@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from jobkit.analysis.scaling import MIN_EFFICIENCY
 from jobkit.errors import Exit, Parser, UsageError, at_least, command, positive, share
+from jobkit.metric.pattern import PATTERNS, load_pattern
 from jobkit.paths import StudyPaths, short_path, write_json
 from jobkit.permissions import closed_to_others
 
@@ -114,8 +115,6 @@ def collect_main(argv: Sequence[str] | None = None) -> int:
 
 def _add_log_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of collect for logs that exist already."""
-    from jobkit.metric.pattern import PATTERNS
-
     text = "Each file is a run; STUDY is not given then."
     add = parser.add_argument_group("logs without a plan", text).add_argument
     add("--logs", nargs="+", metavar="FILE", help="the logs")
@@ -139,14 +138,14 @@ def _add_log_options(parser: argparse.ArgumentParser) -> None:
 
 def _given_logs(args: argparse.Namespace) -> "GivenLogs | None":
     """The logs that collect's options name; None for a study. Raises UsageError."""
-    names = ["size", "pattern", "gpus_per_node", "scaling", "name", "unit", "work_per_step"]
-    for name in () if args.logs else (*names, "warmup_steps"):
-        if getattr(args, name):
-            raise UsageError(f"--{name.replace('_', '-')} has no effect without --logs")
     if not args.logs:
+        names = ("size", "pattern", "gpus_per_node", "scaling", "name", "unit", "work_per_step")
+        for name in (*names, "warmup_steps"):
+            if getattr(args, name):
+                raise UsageError(f"--{name.replace('_', '-')} has no effect without --logs")
         return None
+
     from jobkit.analysis.collect.logs import GivenLogs, size_of
-    from jobkit.metric.pattern import load_pattern
 
     if args.study:
         raise UsageError("give STUDY or --logs, not both")
