@@ -178,11 +178,10 @@ class Change:
 
 def changes(results: Results, sizes: Sequence[Size], column: str) -> list[Change]:
     """The change of a column in each series, over the sizes that trained for as many epochs."""
-    found, series = [], {s.series: list[Size]() for s in sizes if not s.note}
-    for size in sizes:
-        if size.series in series and size.ok_runs and size.world_size:
-            series[size.series].append(size)
-    for first, *later in filter(None, series.values()):
+    found = []
+    known = [s for s in sizes if not s.note and s.ok_runs and s.world_size]
+    for series in dict.fromkeys(s.series for s in known):
+        first, *later = (s for s in known if s.series == series)
         own = []
         for size in (s for s in later if s.world_size != first.world_size):
             ends = [rows_of(results, each) for each in (first, size)]
