@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from jobkit.analysis.collect.results import Results
 from jobkit.analysis.figures import style
+from jobkit.analysis.findings.causes import rows_of
 from jobkit.analysis.findings.forecast import Forecast
 from jobkit.analysis.findings.verdict import first_kind, percent
 from jobkit.analysis.scaling import MIN_EFFICIENCY
-from jobkit.analysis.scaling.sizes import Size, fewest_nodes, where
+from jobkit.analysis.scaling.sizes import Size, fewest_nodes, numbers_of, time_of, where
 from jobkit.analysis.tables.text import counted, rounded
 
 _MAX_BARS = 12  # under each other
@@ -125,24 +126,23 @@ def _draw_forecasts(axes: Axes, forecasts: Sequence[Forecast], look: dict[str, s
 def _values(results: Results, size: Size, name: str) -> Values:
     """The value of a size, or those of its runs that are ok."""
     if name in OF_RUNS:
-        values = [results.rows[run_id].get(name) for run_id in size.ok_runs]
-    else:
-        value = getattr(size, name)
-        values = [*value] if isinstance(value, tuple) else [value]
-    return tuple(float(v) for v in values if v is not None)
+        return numbers_of(rows_of(results, size), name)
+    value = getattr(size, name)
+    if isinstance(value, tuple):
+        return value
+    return () if value is None else (value,)
 
 
 def _words(results: Results, sizes: Sequence[Size]) -> dict[str, str]:
     """What titles and labels name."""
     unit = style.unit(results)
-    of = {s.time_of for s in sizes}
     bases = {(s.base_series, s.base_world_size) for s in sizes if s.base_series}
     base = "the base of each series"
     if len(bases) == 1:
         ((series, ranks),) = bases
         base = f"{style.short(series or '')} on {counted(ranks or 0, 'rank')}"
     words = {"rank": unit[:-1], "kind": "allocated" if unit == "GPUs" else "resident"}
-    words |= {"of": of.pop() if len(of) == 1 else "amount of work", "base": base}
+    words |= {"of": time_of(sizes), "base": base}
     goal = f"{sizes[0].target_accuracy or 0:.0%}"
     return words | {"rate": sizes[0].throughput_unit, "target": goal}
 

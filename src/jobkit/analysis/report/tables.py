@@ -11,17 +11,11 @@ from jobkit.analysis.findings.forecast import Forecast, forecast_table
 from jobkit.analysis.findings.verdict import percent, request_of, share_of
 from jobkit.analysis.scaling import MIN_EFFICIENCY
 from jobkit.analysis.scaling.scaling import OWN_BASE, SERIAL_BASE
-from jobkit.analysis.scaling.sizes import EPOCH, IMAGES, Size
+from jobkit.analysis.scaling.sizes import EPOCH, IMAGES, Size, time_of
 from jobkit.analysis.tables import text
 from jobkit.analysis.tables.frames import Row, records
 from jobkit.analysis.tables.text import NONE, TextTable, counted, rounded, say, sentence
 from jobkit.errors import UsageError
-
-
-def time_per(sizes: Sequence[Size]) -> str:
-    """What the time of these sizes is of."""
-    names = {s.time_of for s in sizes}
-    return f"per {names.pop()}" if len(names) == 1 else "per amount of work"
 
 
 def proposal_table(
@@ -32,7 +26,7 @@ def proposal_table(
     unit: GPUs, or ranks. What is the same in all rows is a note, so that the table fits
     a page. terminal: memory, accuracy and rate in place of costs and intervals.
     """
-    sizes, per = results.sizes, time_per(results.sizes)
+    sizes, per = results.sizes, f"per {time_of(results.sizes)}"
 
     def cells(name: str, form: str) -> list[str]:
         return [say(getattr(s, name), form) for s in sizes]
@@ -208,7 +202,7 @@ def forecast_rows(
     results: Results, forecasts: Sequence[Forecast], reasons: Sequence[str], unit: str
 ) -> TextTable:
     """The forecasts with their nodes and node-hours; what a reader must know is in the notes."""
-    per, table = time_per(results.sizes), forecast_table(results, forecasts)
+    per, table = f"per {time_of(results.sizes)}", forecast_table(results, forecasts)
 
     def cell(row: Row, name: str, form: str, end: str = "") -> str:
         ends = row[f"{name}_low{end}"], row[f"{name}_high{end}"]

@@ -153,6 +153,12 @@ def median_of(rows: Iterable[Row], name: str) -> float | None:
     return median(numbers) if numbers else None
 
 
+def time_of(sizes: Sequence[Size]) -> str:
+    """What the time of all these sizes is of."""
+    names = {s.time_of for s in sizes}
+    return names.pop() if len(names) == 1 else "amount of work"
+
+
 def fewest_nodes(sizes: Sequence[Size], series: str) -> list[Size]:
     """The sizes of a series; of those with as many ranks, the one on the fewest nodes."""
     line: dict[int, Size] = {}
