@@ -138,9 +138,8 @@ def compare(
     if on_one_day and max(s.min() for s in starts) - min(s.max() for s in starts) >= _DAY_S / 2:
         text = "each study was measured on one day, and days differ: repeat both on several, or"
         remarks.append(f"{text} give --tolerance what days differ by")
-    for study, table, good, own, missing in (
-        ("first", runs, ok[0], ours, theirs), ("second", other, ok[1], theirs, ours)
-    ):  # fmt: skip
+    each = (("first", runs, ok[0], ours, theirs), ("second", other, ok[1], theirs, ours))
+    for study, table, good, own, missing in each:
         if bad := len(table) - len(good):
             remarks.append(f"{bad} of {len(table)} runs of the {study} are not ok")
         if busy := busy_clause(records(good)):

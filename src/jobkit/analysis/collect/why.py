@@ -70,11 +70,20 @@ def breakdown(whys: Sequence[Record], windows: Iterable[Record] = ()) -> Row:
         longest = busiest = max(longest, float(useful[late].max()))
     busiest = min(busiest + data + more_data_s, total)
     random = 0.0 if alone else min(in_turn + slow_s, total - busiest)
-    row: Row = {"compute_s": compute, "communication_s": communication, "waiting_s": waiting}
-    row |= {"data_wait_s": data + more_data_s, "host_s": host, "iteration_s": total}
-    row |= {"last_rank_wait_s": max(0.0, iteration - wall), "useful_max_s": min(longest, total)}
-    row |= {"busy_max_s": busiest, "random_imbalance_s": random, "slow_steps_s": slow_s}
-    row["ranks"] = len(ranks)
+    row: Row = {
+        "compute_s": compute,
+        "communication_s": communication,
+        "waiting_s": waiting,
+        "data_wait_s": data + more_data_s,
+        "host_s": host,
+        "iteration_s": total,
+        "last_rank_wait_s": max(0.0, iteration - wall),
+        "useful_max_s": min(longest, total),
+        "busy_max_s": busiest,
+        "random_imbalance_s": random,
+        "slow_steps_s": slow_s,
+        "ranks": len(ranks),
+    }
     if late:
         of_ranks = dict[int, list[float]]()
         for i in sorted([*late, *(i for i in range(len(ranks)) if i not in late)][:MAX_SHOWN]):

@@ -21,8 +21,11 @@ from jobkit.analysis.collect.results import Results
 from jobkit.paths import write_whole
 
 # To look at, for the report, for LaTeX; and the metadata that would differ each time.
-_DATED = {"png": ["Software"], "svg": ["Date", "Creator"]}
-_DATED["pdf"] = ["CreationDate", "Creator", "Producer"]
+_DATED = {
+    "png": ["Software"],
+    "svg": ["Date", "Creator"],
+    "pdf": ["CreationDate", "Creator", "Producer"],
+}
 FORMATS = tuple(_DATED)
 _WIDTH = 86  # characters: what the narrowest figure has room for under its title
 _MAX_NAME = 44  # characters of a series in a legend
