@@ -1,5 +1,7 @@
 """The images of a run: all ranks map the prepared file, and take the part that the run asks for."""
 
+from dataclasses import replace
+
 import torch
 
 from jobkit.data.images import Dataset, Images, Say, find_source, open_prepared, prepare
@@ -27,8 +29,8 @@ def load_data(spec: RunSpec, group: Group, say: Say, dry_run: bool) -> Dataset:
         path = gather(all_or_raise(made, UsageError))[0]
         data = all_or_raise(lambda: open_prepared(path), UsageError)
     train = limited(data.train, spec.train_samples, "train")
-    test = limited(data.test, spec.test_samples, "test")
-    return split(Dataset(train, test, data.classes), spec.train_split)
+    data = split(replace(data, train=train), spec.train_split)
+    return replace(data, test=limited(data.test, spec.test_samples, "test"))
 
 
 def limited(part: Images, count: int | None, name: str) -> Images:

@@ -18,6 +18,7 @@ from jobkit.errors import Exit, Parser, RanksDiffer, UsageError
 from jobkit.gpus import hide_gpus, prepare_rocm
 from jobkit.paths import RunPaths
 from jobkit.payload.place import read_rank_env, set_threads, share_of_cores
+from jobkit.payload.report import check_folder, write_outcome
 from jobkit.payload.signals import StopRequest
 from jobkit.spec.dataset import check_source
 from jobkit.spec.options import (
@@ -63,8 +64,8 @@ def parser() -> argparse.ArgumentParser:
     add("--spec", type=Path, metavar="FILE", help=spec)
     dry = "set everything up, one forward pass, then stop; nothing is written"
     add("--dry-run", action="store_true", help=dry)
-    check = "check the settings for this number of ranks (default 1) without torch, then stop"
-    add("--check", type=int, nargs="?", const=1, metavar="RANKS", help=check)
+    check = "check the settings for so many ranks (default 1), or NODESxRANKS, without torch"
+    add("--check", type=_size, nargs="?", const=(1, 1), metavar="RANKS", help=check)
     source = (
         "start from a checkpoint of another run, if this one has none: its folder, or one in its "
         "checkpoints/; the strategy and the number of ranks may differ"
@@ -73,6 +74,12 @@ def parser() -> argparse.ArgumentParser:
     add_recipe_argument(options)
     add_spec_arguments(options)
     return options
+
+
+def _size(text: str) -> tuple[int, int]:
+    """The nodes and the ranks of each: of 2x4 or, on one node, of 4."""
+    nodes, _, ranks = text.rpartition("x")
+    return int(nodes or 1), int(ranks)
 
 
 def read_settings(args: argparse.Namespace, nodes: int = 1, ranks_per_node: int = 1) -> RunSpec:
@@ -94,7 +101,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     paths = RunPaths(args.run_dir.absolute()) if args.run_dir and not args.dry_run else None
     try:
         if args.check is not None:
-            check_source(read_settings(args, ranks_per_node=args.check).dataset)
+            spec = read_settings(args, *args.check)
+            check_source(spec.dataset)
+            if paths:
+                check_folder(paths, spec.to_dict())
             return Exit.OK
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler prints its own start
         stop = StopRequest()
@@ -122,8 +132,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         as_rank(place.rank, lambda: run_rank(job))
         return Exit.OK  # the outcome says 75 of one that was stopped: a code would end other ranks
     except UsageError as error:
-        from jobkit.payload.report import write_outcome
-
         write_outcome(paths, args.attempt, "failed", Exit.USAGE, str(error))
         return refused(error)
 

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import partial
 from typing import Any, TextIO
@@ -111,20 +111,29 @@ class Reporter:
                 self.stream.close()
 
 
-def write_spec(paths: RunPaths, spec: dict[str, Any], rank: int) -> None:
-    """Write spec.json in the run's folder (rank 0), over what a preflight that failed left.
+def check_folder(paths: RunPaths, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that the run's folder has; UsageError if it was made for another run.
 
-    Raises UsageError, on every rank, if the folder was made for another run.
+    Those that are "auto" in spec are decided by the ranks.
     """
     planned = (read_json(paths.spec) or {}).get("spec") if paths.spec.exists() else {}
     if not isinstance(planned, dict):
         raise UsageError(f"{paths.spec} is corrupt: choose another --run-dir")
     for name in (n for n in spec if n in OF_IDENTITY):  # in their order: the first is reported
-        if planned.get(name, spec[name]) != spec[name]:
+        if spec[name] not in ("auto", planned.get(name, spec[name])):
             raise UsageError(
                 f"{paths.folder} was made for another run: {name} is {planned.get(name)!r} there "
                 f"and {spec[name]!r} here; choose another --run-dir"
             )
+    return planned
+
+
+def write_spec(paths: RunPaths, spec: dict[str, Any], rank: int) -> None:
+    """Write spec.json in the run's folder (rank 0), over what a preflight that failed left.
+
+    Raises UsageError, on every rank, if the folder was made for another run.
+    """
+    planned = check_folder(paths, spec)
     if rank == 0 and not spec.keys() <= planned.keys():
         study, run_id = paths.folder.parent.name, paths.folder.name
         write_json(paths.spec, {"v": 1, "study": study, "run_id": run_id, "spec": spec})

@@ -74,6 +74,9 @@ class Strategy:
         norms = {type(m) for m in model.modules() if isinstance(m, _BatchNorm)}
         self.normalised = bool(norms - {nn.SyncBatchNorm})
         if self.spec.activation_checkpointing:
+            if self.spec.compile and norms:
+                text = "torch cannot compile a model with batch normalisation that is recomputed"
+                raise UsageError(f"--compile, --activation-checkpointing: {text}: leave one out")
             checkpoint_blocks(model)
         self.model = self.wrap(model)
         if self.spec.compile:

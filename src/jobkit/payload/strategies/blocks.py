@@ -8,6 +8,7 @@ weight, but a normalisation would remember them.
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,22 +16,29 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 
+def children_of(model: nn.Module) -> Iterator[nn.Module]:
+    """The direct children; of a list of modules, which is never called itself, its own."""
+    for child in model.children():
+        if isinstance(child, nn.ModuleList | nn.ModuleDict):
+            yield from children_of(child)
+        else:
+            yield child
+
+
 def checkpoint_blocks(model: nn.Module) -> None:
-    """Make each direct child with parameters keep its input only, and be computed again backward.
+    """Make each child with parameters keep its input only, and be computed again backward.
 
     The forward is replaced inside the module, so that the hooks of a wrapper, which gather
     parameters, run outside of it, once in each direction.
     """
-    for block in model.children():
+    for block in children_of(model):
         if any(True for _ in block.parameters()):
-            block.forward = functools.partial(
-                checkpoint,
-                block.forward,
-                use_reentrant=False,
+            how: dict[str, Any] = {"use_reentrant": False}
+            if any(isinstance(module, _BatchNorm) for module in block.modules()):
                 # Running statistics have seen the batch already: the second forward must not
                 # count it.
-                context_fn=lambda block=block: (nullcontext(), kept_statistics(block)),
-            )
+                how["context_fn"] = lambda block=block: (nullcontext(), kept_statistics(block))
+            block.forward = functools.partial(checkpoint, block.forward, **how)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ blocks are merged until a group has at least --fsdp-group-mib, which is about wh
 in the time of its latency; a model with no more than one such group is one group, the root's.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from jobkit.errors import UsageError
 from jobkit.payload.distributed import RankEnv
 from jobkit.payload.strategies.base import FP32, Strategy, make_mesh
+from jobkit.payload.strategies.blocks import children_of
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.traffic import ModelSize
 from jobkit.units import MIB
@@ -218,7 +219,7 @@ def blocks_of(model: nn.Module, spec: RunSpec) -> list[nn.Module]:
     The direct children, or with --fsdp-wrap the modules of these classes, outer before inner.
     """
     if spec.fsdp_wrap is None:
-        return [m for m in _children(model) if parameters_of(m)]
+        return [m for m in children_of(model) if parameters_of(m)]
     inside = [m for m in model.modules() if m is not model]
     known = {type(m).__name__ for m in inside}
     wanted = {word.strip() for word in spec.fsdp_wrap.split(",")}
@@ -228,15 +229,6 @@ def blocks_of(model: nn.Module, spec: RunSpec) -> list[nn.Module]:
             f"(it has: {', '.join(sorted(known))})"
         )
     return [m for m in inside if type(m).__name__ in wanted and parameters_of(m)]
-
-
-def _children(model: nn.Module) -> Iterator[nn.Module]:
-    """The direct children; of a list of modules, which is never called itself, its own."""
-    for child in model.children():
-        if isinstance(child, nn.ModuleList | nn.ModuleDict):
-            yield from _children(child)
-        else:
-            yield child
 
 
 def parameters_of(module: nn.Module) -> int:
