@@ -6,6 +6,7 @@ Standard library of Python 3.10.
 import contextlib
 import ctypes
 import os
+import re
 import select
 import signal
 import socket
@@ -115,6 +116,14 @@ def children_of(pid: int) -> list[int]:
         with contextlib.suppress(OSError):  # it has just ended
             pids += [int(word) for word in tasks.read_text().split()]
     return pids
+
+
+def catches(pid: int, signum: int) -> bool:
+    """Whether a process has a handler for a signal; of one that has just ended, no."""
+    with contextlib.suppress(OSError):
+        caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+        return bool(caught and int(caught[1], 16) >> (signum - 1) & 1)
+    return False
 
 
 def descendants(pid: int) -> list[int]:

@@ -29,7 +29,7 @@ NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 def test_all_nodes_are_idle_and_a_second_up_changes_nothing(cluster, door) -> None:
     root = cluster.root
     before = (root / "minicluster.json").read_text()
-    idle = [f"n{i} idle 8 gpu:4" for i in range(1, 5)]
+    idle = [f"n{i} idle 64 gpu:4" for i in range(1, 5)]
     words = ("sinfo", "--noheader", "--Node", "--partition=urgent", "--format=%N %T %c %G")
     until(lambda: cluster.run(*words).stdout.splitlines() == idle, "all nodes are idle")
     assert re.search(r"^up: n\[1-4\] idle, .*; \d+\.\d s$", cluster.printed, re.MULTILINE)

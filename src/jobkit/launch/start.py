@@ -92,6 +92,7 @@ class Run:
     attempt: int = 0
     first: int = 0  # the attempt with which the job began, also before it was requeued
     stopped: int = 0  # the exit code of a signal that requested the end
+    refusal: Path | None = None  # of a dry run: not empty once a rank has refused its settings
     job: dict[str, object] | None = None  # job.json, where it is this process's
 
     @property

@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,6 +34,7 @@ from jobkit.processes import (
     Children,
     Signals,
     adopt_orphans,
+    catches,
     children_of,
     end_descendants,
     identify,
@@ -139,8 +141,10 @@ def start_here(
         env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = grace
     if not env.get("OMP_NUM_THREADS"):  # torchrun would set 1, and warn
         env["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // run.ranks))
-    if not run.only and not run.command:  # else there is no outcome to read
-        env["JOBKIT_READS_OUTCOME"] = "1"
+    if not run.command:
+        if run.only:  # there is no outcome to read
+            run.refusal = Path(tempfile.mkstemp(prefix="jobkit-refused-")[1])
+        env["JOBKIT_READS_OUTCOME"] = str(run.refusal or 1)
     if run.nodes == 1 and sys.platform == "linux":  # a host name may resolve to no address
         env.setdefault("GLOO_SOCKET_IFNAME", "lo")
     # Bound, and not listening: no other program gets the port until torch binds it seconds later,
@@ -190,10 +194,12 @@ def follow(run: Run, children: Children, signals: Signals) -> int:
             pids = [process.pid for process in children.processes]
             if by_torchrun:  # which would end of it: it is for its ranks
                 pids = children_of(pids[0])
+                if not run.command and not all(catches(pid, warned) for pid in pids):
+                    pids = []  # a rank that is still starting would end of it
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, warned)
-            warned = 0 if pids else warned  # torchrun has none yet
+            warned = 0 if pids else warned  # they are not there yet
         if watch:
             watch.look()
         if may_hang and now >= next_look:
@@ -225,18 +231,24 @@ def judge(run: Run, code: int) -> int:
     """The exit code of an attempt: what the run recorded says more than a launcher's code can."""
     if run.command:
         return judge_command(run, code)
+    if run.refusal:
+        code = Exit.USAGE if read_note(run.refusal) else code
+        run.refusal.unlink()
     if run.only:
         return code
     path, deadline = run.paths.outcome(run.attempt), time.monotonic() + OUTCOME_S
     if run.machine and (not code or run.stopped):  # rank 0 may still write it
         while not path.exists() and time.monotonic() < deadline:
             time.sleep(0.1)
-    recorded = (read_json(path) or {}).get("exit_code")
+    outcome = read_json(path) or {}
+    recorded = outcome.get("exit_code")
     if type(recorded) is not int or not 0 <= recorded < 256:
         return code
     if code and recorded == 0:
         what = f"ended with code {code} after the run had recorded its success"
         say("warning", f"the launcher {what}: the results stand, the log says what crashed")
+    elif recorded in (Exit.FAILED, Exit.THRESHOLD):  # below what torchrun or srun says of it
+        say("error", f"the run failed: {outcome.get('reason')}")
     return recorded
 
 

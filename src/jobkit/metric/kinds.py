@@ -54,7 +54,7 @@ KINDS: dict[str, dict[str, str]] = {
     },
     "epoch": {
         "epoch": "index of the epoch, from 0",
-        "iterations": "optimizer steps",
+        "iterations": "optimizer steps that this attempt made in it",
         "train_loss": "mean training loss over the samples of the epoch",
         "val_loss": "mean validation loss over all test samples",
         "val_accuracy": "share of correctly classified test samples, 0 to 1",

@@ -159,8 +159,12 @@ def refused(error: UsageError) -> int:
     """The exit code of a rank for bad input, which rank 0 prints in one line."""
     if int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0))) == 0:
         print(f"jobkit: error: {error}", file=sys.stderr, flush=True)
-    # 0 under the torchrun of run.sh, which reads the outcome: so it prints no traceback.
-    return Exit.OK if os.environ.get("JOBKIT_READS_OUTCOME") else Exit.USAGE
+    # 0 under the torchrun of run.sh, which reads the outcome, or a dry run's file: so it prints no
+    # traceback.
+    file = os.environ.get("JOBKIT_READS_OUTCOME")
+    if file not in (None, "1"):
+        Path(file).write_text("refused")
+    return Exit.OK if file else Exit.USAGE
 
 
 def leave(code: int) -> NoReturn:

@@ -170,9 +170,17 @@ def warnings_of(
 
     device: its type. normalised: whether the model has batch normalisation.
     """
+    unused = {
+        "width": (":" in spec.model, "a model of jobkit's own"),
+        "hidden": (spec.model != "mlp", "--model mlp"),
+        "compile_mode": (not spec.compile, "--compile"),
+        "lr_schedule": (spec.speed_run, "a training without --speed-run"),
+    }
     for name in spec.differences():
-        if (names := owners(name)) and spec.strategy not in names:
-            need = f"strategy {' or '.join(names)}"
+        names = owners(name)
+        of_others = bool(names) and spec.strategy not in names
+        is_unused, need = unused.get(name, (of_others, f"strategy {' or '.join(names)}"))
+        if is_unused:
             yield f"--{name.replace('_', '-')} has no effect: it needs {need}"
     if spec.steps_batch_size > samples:
         yield (

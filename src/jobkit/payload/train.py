@@ -85,6 +85,7 @@ class Trainer:
     def _epoch(self, epoch: int) -> tuple[float, float]:
         """Train and evaluate for one epoch and report it; return validation loss and accuracy."""
         begun_at, device = self.progress.position, self.data.device
+        first = self.progress.iteration
         lr = self.train_epoch(epoch, begun_at)
         timed, begin = self.windows, time.perf_counter()  # the device is idle, here and afterwards
         sums = {"train_loss": self.loss_sum.item(), "images": timed.images, **self.evaluate()}
@@ -106,7 +107,7 @@ class Trainer:
         self.report.record(
             "epoch",
             epoch=epoch,
-            iterations=-(-self.progress.position // self.batches.batch_size),
+            iterations=self.progress.iteration - first,
             train_loss=train_loss,
             val_loss=val_loss,
             val_accuracy=val_accuracy,
