@@ -80,10 +80,13 @@ def test_words_that_cannot_be_started_are_refused(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_cannot_be_started_is_one_line_and_2(run: Fake) -> None:
+    (folder := run.folder / "other").mkdir()
+    (folder / "spec.json").write_text('{"spec": {"lr": 0.3}}')
     for words, extra, message in (
         ("", {"NO_TORCH": "1"}, "has no torch and torchvision: run 'make venv' once"),
         ("", {"JOBKIT_PYTHON": "no-such", **IN_JOB}, "no 'no-such' on PATH: run 'make venv' once"),
         ("--epochs 0", IN_JOB, "epochs"),  # what the payload says of its settings
+        (f"--run-dir {folder}", {}, "was made for another run: lr is 0.3 there and 0.05 here"),
         ("--run-dir /etc/passwd/run", {}, "is not writable: choose another with --run-dir"),
         ("", {"JOBKIT_HOST_PYTHON": "no-such"}, "(tried no-such): name one with JOBKIT_HOST"),
     ):

@@ -98,13 +98,14 @@ def read_settings(args: argparse.Namespace, nodes: int = 1, ranks_per_node: int 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank; return its exit code. Rank 0 prints bad input as one line."""
     args = parser().parse_args(argv)
-    paths = RunPaths(args.run_dir.absolute()) if args.run_dir and not args.dry_run else None
+    known = RunPaths(args.run_dir.absolute()) if args.run_dir else None
+    paths = None if args.dry_run or args.check else known  # into which is written
     try:
         if args.check is not None:
             spec = read_settings(args, *args.check)
             check_source(spec.dataset)
-            if paths:
-                check_folder(paths, spec.to_dict())
+            if known:
+                check_folder(known, spec.to_dict())
             return Exit.OK
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler prints its own start
         stop = StopRequest()
