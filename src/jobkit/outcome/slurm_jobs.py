@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 TIMEOUT_S = 20.0
 GONE = "GONE"  # not a word of Slurm's: it answers, and knows nothing of the job any more
 JOB_ID = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?")  # 17, or 17_0 of an array
-_AT_ONCE = 10_000  # jobs in one word of a command, of which Linux takes 128 KiB
 SACCT = "JobID,State,ExitCode,Elapsed,NodeList"  # for read_sacct
 silent: dict[str, str] = {}  # why a command gave no answer when it was last asked
 CLUSTER = re.compile(r"^\s*ClusterName\s*=\s*(\S+)", re.MULTILINE | re.IGNORECASE)
@@ -71,8 +70,6 @@ def ask(job_ids: Iterable[str], accounting: bool = True) -> dict[str, Job]:
     wanted = sorted({i for i in job_ids if JOB_ID.fullmatch(i)})
     if not wanted:
         return {}
-    if len(wanted) > _AT_ONCE:
-        return ask(wanted[:_AT_ONCE], accounting) | ask(wanted[_AT_ONCE:], accounting)
     masters = ",".join(sorted({job_id.split("_")[0] for job_id in wanted}))  # of arrays, once each
     queued = output(["squeue", "-h", "-r", "-t", "all", "-j", masters, "-o", "%i|%T|%M|%N|%r"])
     present, jobs = read_squeue(queued or ""), dict[str, Job]()
