@@ -1,5 +1,7 @@
 """Each bad input has its own clear line and exit code 2, and nothing is written."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,7 @@ import pytest
 from jobkit.launch import cli
 from jobkit.payload import main as payload
 from support.refusals import refusal
-from support.rigs import Start
+from support.rigs import ROOT, SMALL, Start, environment
 
 
 def test_what_run_sh_asks_before_it_starts_anything(tmp_path, monkeypatch, capsys) -> None:
@@ -77,3 +79,21 @@ def test_a_study_without_its_data_starts_no_run(tmp_path: Path, monkeypatch, cap
     assert ended.value.code == 2 and said.err.count("\n") == 1
     assert CIFAR10.format(tmp=tmp_path) in said.err and "started" not in said.out
     assert not list(tmp_path.rglob("train.log"))
+
+
+def real(*words: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    """A run by run.sh itself, and torchrun."""
+    line = ["bash", str(ROOT / "run.sh"), "--nproc-per-node", "1", *SMALL, *words]
+    env = environment(JOBKIT_PYTHON=sys.executable, JOBKIT_DATA_DIR=str(folder))
+    return subprocess.run(line, env=env, capture_output=True, text=True, timeout=300, cwd=folder)
+
+
+def test_run_sh_says_last_why_a_run_cannot_go_on(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def model():\n    raise KeyError('layers')\n")
+    done = real("--dry-run", "--model", "mine:absent", folder=tmp_path)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "'absent'" in done.stderr
+    done = real("--model", "mine:model", "--run-dir", "run", folder=tmp_path)
+    last = done.stderr.splitlines()[-1]
+    assert (
+        done.returncode == 1 and last == "jobkit: error: the run failed: rank 0: KeyError: 'layers'"
+    )

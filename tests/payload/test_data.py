@@ -17,7 +17,7 @@ from jobkit.payload.batches import (
     augment,
     sample_hash,
 )
-from jobkit.payload.data import split
+from jobkit.payload.data import load_data, split
 from jobkit.payload.model import build_model
 from jobkit.payload.place import RankEnv
 from jobkit.payload.strategies.local import Single
@@ -52,6 +52,12 @@ def test_the_order_changes_with_epoch_and_seed_only() -> None:
 
     assert order(0, 0) == order(0, 0)
     assert len({tuple(order(e, s)) for e in range(3) for s in range(3)}) == 9
+
+
+def test_the_samples_to_test_with_are_also_of_a_part_that_is_split_off() -> None:
+    spec = RunSpec(dataset="synthetic", train_samples=100, test_samples=7, train_split=0.8)
+    data = load_data(spec, SimpleNamespace(place=RankEnv()), print, dry_run=True)  # type: ignore[arg-type]
+    assert (len(data.train.labels), len(data.test.labels)) == (80, 7)
 
 
 @pytest.mark.parametrize(("padding", "reflect"), [(PADDING, False), (2, True)])

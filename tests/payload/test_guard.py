@@ -93,6 +93,16 @@ def test_term_while_it_starts_ends_at_once(tmp_path: Path) -> None:
     assert read_json(run.outcome(0)) is None
 
 
+def test_a_signal_before_the_ranks_listen_waits_for_them(tmp_path: Path) -> None:
+    words = ["bash", str(ROOT / "run.sh"), "--nproc-per-node", "2", *SMALL, "--run-dir", "run"]
+    env = environment(JOBKIT_PYTHON=sys.executable, JOBKIT_DATA_DIR=str(tmp_path))
+    process = subprocess.Popen([*words, "--epochs", "500"], env=env, cwd=tmp_path)
+    while not (tmp_path / "run" / "attempts" / "0").exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGUSR2)
+    assert process.wait(100) == Exit.AGAIN
+
+
 WORLD = 3
 
 

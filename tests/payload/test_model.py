@@ -118,6 +118,11 @@ def test_a_model_of_the_users_that_cannot_be_used_says_why(name: str, message: s
         ("cpu", {"strategy": "fsdp", "ddp_bucket_mib": 3.0}, 1, 1000, "^--ddp-bucket-mib has no"),
         ("cpu", {"microbatches": 2}, 1, 1000, "^--microbatches has no .*: it needs strategy pp"),
         ("cpu", {"momentum": 0.5}, 1, 1000, None),
+        ("cpu", {"model": "mlp", "hidden": 8, "width": 2}, 1, 1000, None),
+        ("cpu", {"hidden": 8}, 1, 1000, "^--hidden has no effect: it needs --model mlp"),
+        ("cpu", {"model": "m:f", "width": 2}, 1, 1000, "^--width has no effect"),
+        ("cpu", {"compile_mode": "max-autotune"}, 1, 1000, "effect: it needs --compile$"),
+        ("cpu", {"speed_run": True, "lr_schedule": "cosine"}, 1, 1000, "^--lr-schedule has no"),
     ],
 )
 def test_what_spoils_numbers_or_does_nothing_is_told(

@@ -101,6 +101,20 @@ def test_checkpointing_computes_a_block_twice_and_its_statistics_once() -> None:
     assert all(map(torch.equal, plain.state_dict().values(), thrifty.state_dict().values()))
 
 
+def test_the_blocks_of_a_list_are_computed_twice_too() -> None:
+    model, calls = nn.Module(), list[nn.Module]()
+    model.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in "ab")
+    checkpoint_blocks(model)
+    x = torch.rand(5, 4)
+    for block in model.blocks:
+        block[0].register_forward_hook(lambda module, *_: calls.append(module))
+        x = block(x)
+    x.sum().backward()
+    assert len(calls) == 4
+    # torch.compile takes no context.
+    assert {*model.blocks[0].forward.keywords} == {"use_reentrant"}
+
+
 def test_batch_normalisation_over_all_ranks_does_not_depend_on_their_number() -> None:
     for norm, depends in ((nn.BatchNorm2d, True), (nn.SyncBatchNorm, False)):
         strategy = strategy_class("single")(RunSpec(strategy="single"), RankEnv(), CPU)
@@ -119,6 +133,12 @@ FOUR = RankEnv(world_size=4, local_world_size=4)
         ("dp", {"compile": True}, None, "--compile, strategy dp: the threads would"),
         ("dp", {"activation_checkpointing": True}, None, "--activation-checkpointing, strategy dp"),
         ("pp", {"compile": True}, None, "--compile, strategy pp: its stages"),
+        (
+            "single",
+            {"compile": True, "activation_checkpointing": True, "model": "fast_cnn"},
+            None,
+            "a model with batch normalisation that is recomputed: leave one out",
+        ),
         ("mp", {"precision": "fp16"}, None, "--precision fp16, strategy mp: each stage would"),
         ("pp", {"pipeline_stages": 3}, FOUR, "4 ranks do not make whole pipelines"),
         ("pp", {"microbatches": 3}, None, "--microbatches 3 does not divide .* of 512"),
