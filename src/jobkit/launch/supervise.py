@@ -326,7 +326,8 @@ def prepare_allocation(run: Run) -> None:
     """Set what the ranks are told of the allocation."""
     environ, job_id = os.environ, os.environ["SLURM_JOB_ID"]
     if cores := environ.get("SLURM_CPUS_PER_TASK"):
-        environ.setdefault("OMP_NUM_THREADS", cores)
+        # Nodes that are simulated have more cores than their machine.
+        environ.setdefault("OMP_NUM_THREADS", str(min(int(cores), os.cpu_count() or 1)))
     on_node = re.match(r"[0-9]+", environ.get("SLURM_CPUS_ON_NODE", ""))
     share = int(cores or (int(on_node[0]) // run.ranks if on_node else MIN_CORES_PER_GPU))
     if run.command and environ.get("SLURM_GPUS_ON_NODE") and share < MIN_CORES_PER_GPU:
