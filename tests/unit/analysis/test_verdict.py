@@ -564,6 +564,8 @@ def test_rates_of_two_models_are_not_ranked() -> None:
 
 def test_how_long_gpus_compute_stands_beside_every_efficiency() -> None:
     results = study(GOOD, None, lambda row: row.update(gpu_busy_mean=0.31))
+    lines = [line for line in verdict(results, "GPUs") if "fficiency" in line]
+    assert [line.count("(GPUs busy 31%)") for line in lines] == [1, 1, 1], lines
     table = proposal_table(results, "GPUs")
     busy, efficiency = (table.heads.index(name) for name in ("GPU busy", "parallel efficiency"))
     assert [row[busy] for row in table.rows] == ["31%"] * 4 and busy - efficiency == 1

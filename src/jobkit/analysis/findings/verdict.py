@@ -158,7 +158,7 @@ def _request(
     same = base.series == size.series
     over = where(base, unit) if same else f"{base.series} on {where(base, unit)}"
     text += f": {say(size.speed_up, '{:.3g}')} times {over}, parallel efficiency "
-    text += share_of(size, least, _AT)
+    text += share_of(size, least, _AT) + _busy(size)
     if size.time_s is not None and size.time_s >= _SHORT_S:
         hours = say(size.node_hours, "{:.2g}")
         hours = f" and {hours} node-hours" * (size.node_hours is not None)
@@ -186,6 +186,11 @@ def share_of(size: Size, least: float, at: str = "") -> str:
     return f"{text} [{low}, {high}{at}]"
 
 
+def _busy(size: Size) -> str:
+    """The share of time in which the GPUs computed, beside an efficiency."""
+    return f" (GPUs busy {size.gpu_busy:.0%})" if size.gpu_busy is not None else ""
+
+
 def _unsure(size: Size, least: float, doubts: Sequence[Caveat]) -> bool:
     """Whether the efficiency may be on the other side of the threshold."""
     ends = size.interval("efficiency")
@@ -207,7 +212,7 @@ def _fastest(results: Results, sizes: Sequence[Size], unit: str, least: float) -
     text = f"Fastest: {best.series} on {on}, "
     text += f"{rounded(best.throughput or 0)} {best.throughput_unit}"
     if best.efficiency is not None and not best.is_base:
-        text += f" at {percent(best.efficiency, least)} efficiency"
+        text += f" at {percent(best.efficiency, least)} efficiency{_busy(best)}"
     text += _of_few(best)
     equal = [s for s in known if s is not best and not scaling.surely_faster(best, s, pool)]
     others = [s for s in equal if s.series != best.series]
@@ -236,7 +241,7 @@ def _limits(results: Results, measured: Sequence[Size], unit: str, least: float)
         return ""
     request = request_of(results, least)
     own = next((s for s in shown if request and s.series == request.series), shown[0])
-    size, share = _short(own, unit), share_of(own, least, _AT)
+    size, share = _short(own, unit), share_of(own, least, _AT) + _busy(own)
     text = f"{size} ({own.series}: {share})" if len(names) > 1 else f"{size}: {share}"
     text += _of_few(own)
     line = fewest_nodes(measured, own.series)
