@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "data": CORE,
     "payload": (*CORE, "program", "data"),
     "planner": (*CORE, "payload"),
-    "checks": (*CORE, "data", "payload", "planner"),
+    "checks": (*CORE, "program", "data", "payload", "planner"),
     "launch": (*CORE, "outcome"),
     "drill": (*CORE, "outcome", "launch", "minicluster"),
     "analysis": (*CORE, "outcome", "program"),

@@ -7,7 +7,6 @@ encodes its rank and its place, so that a part in the wrong place is detected.
 import argparse
 import os
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -24,6 +23,7 @@ from jobkit.payload.device import device_name, git_commit, process_age_s, versio
 from jobkit.payload.distributed import Group, banner, check_identity, join
 from jobkit.payload.place import RankEnv, share_of_cores
 from jobkit.payload.report import Reporter, write_outcome
+from jobkit.program.process import synchronised_s
 from jobkit.units import say_bytes, say_seconds
 
 _DEFAULT_MAX_BYTES, _FACTOR = 2**30, 4  # the factor: of a size to the one before
@@ -112,12 +112,10 @@ class Exchange:
         taken = []
         for _ in range(count):
             self.prepare()
-            self._synchronise()
             self.largest([0.0])  # a barrier
-            start = time.perf_counter()
+            start = synchronised_s()
             self.run()
-            self._synchronise()
-            taken.append(time.perf_counter() - start)
+            taken.append(synchronised_s() - start)
         return self.largest(taken)
 
     def largest(self, values: list[float]) -> list[float]:
@@ -125,10 +123,6 @@ class Exchange:
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group)
         return tensor.tolist()
-
-    def _synchronise(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
     def measure(self) -> tuple[list[float], bool]:
         """The seconds of each timed run, and whether the last result is right on every rank."""

@@ -6,7 +6,6 @@ import shutil
 import socket
 import statistics
 import tempfile
-import time
 from collections.abc import MutableMapping
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +18,7 @@ from jobkit.errors import UsageError
 from jobkit.files import MAX_TEXT, open_regular
 from jobkit.payload.distributed import Group, join
 from jobkit.payload.place import RankEnv
+from jobkit.program.process import synchronised_s
 from jobkit.units import bus_factor
 
 Results = dict[str, Any]
@@ -96,13 +96,9 @@ def _seconds(tensor: torch.Tensor, times: int, inner: Any) -> float:
     """Return the median seconds of an all_reduce, maximum over ranks: so all decide the same."""
     taken = []
     for _ in range(times + 1):
-        if tensor.is_cuda:
-            torch.cuda.synchronize()
-        start = time.perf_counter()
+        start = synchronised_s()
         dist.all_reduce(tensor, dist.ReduceOp.MAX, group=inner)
-        if tensor.is_cuda:
-            torch.cuda.synchronize()
-        taken.append(time.perf_counter() - start)
+        taken.append(synchronised_s() - start)
     slowest = tensor.new_tensor([statistics.median(taken[1:])], dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX, group=inner)
     return float(slowest)
