@@ -175,12 +175,9 @@ def is_here(addresses: Iterable[str]) -> bool:
 
 def listen(port: int) -> socket.socket:
     """Listen on all addresses of this machine; raises OSError where the port is taken."""
-    if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):
-            family = socket.AF_INET6
-            return socket.create_server(
-                ("", port), family=family, backlog=4096, dualstack_ipv6=True
-            )
+    with contextlib.suppress(OSError, ValueError):  # without IPv6
+        family = socket.AF_INET6
+        return socket.create_server(("", port), family=family, backlog=4096, dualstack_ipv6=True)
     return socket.create_server(("", port), backlog=4096)
 
 
