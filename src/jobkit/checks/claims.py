@@ -231,7 +231,6 @@ def _reading(
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Check a file of claims; return the exit code."""
     text = "Recompute the speed-ups and efficiencies of published scaling tables."
     parser = Parser(prog="jobkit check-claims", description=text, epilog=_EXAMPLES)
     parser.add_argument("file", metavar="FILE", help="a Markdown, LaTeX, text or CSV file")

@@ -16,7 +16,6 @@ from jobkit.spec.dataset import WITH_PATH, check_source
 
 
 def parser() -> Parser:
-    """The command line of prepare."""
     options = Parser(
         prog="jobkit prepare",
         description="Download or convert images into the file that the jobs map into memory.",
@@ -37,7 +36,6 @@ def parser() -> Parser:
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare a dataset; return the exit code."""
     args = parser().parse_args(argv)
     if not args.dataset.startswith(WITH_PATH):
         one_of("dataset", args.dataset, ("cifar10", "synthetic", "folder:PATH", "idx:PATH"))

@@ -46,7 +46,6 @@ EPILOG = """examples:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The payload's command line."""
     options = Parser(
         prog="run.sh",
         usage="%(prog)s [options]",

@@ -103,7 +103,6 @@ class Reporter:
         self.record("message", level="info", text=text)
 
     def close(self) -> None:
-        """Close the files."""
         if self.writer:
             self.writer.close()
         if self._paths:

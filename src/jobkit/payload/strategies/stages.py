@@ -89,7 +89,6 @@ class Sendable(nn.Module):
         self.stage = stage
 
     def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """What the stage gives, a tensor or several."""
         views = [x.view_as(x) for x in inputs]
         for view in views:
             if view.requires_grad:
