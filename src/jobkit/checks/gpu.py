@@ -52,7 +52,7 @@ def epoch(spec: RunSpec, group: Group) -> list[str]:
     device, name = group.device, f"{spec.model} {spec.strategy}"
     data = synthetic(spec.train_samples or 0, spec.test_samples or 0)
     configure(spec, device)
-    report = Reporter(None, 0, 1)  # prints nothing
+    report = Reporter(None, 0, 1)  # prints nothing, and has no file to close
     trainer = build_trainer(spec, group, data, report)
     trainer.train_epoch(0)
     if device.type == "cuda":
@@ -83,7 +83,6 @@ def epoch(spec: RunSpec, group: Group) -> list[str]:
         waits = f"rank {group.place.rank}: {one_line(str(error))[:120]} at {place[-1]}"
     finally:
         sync_debug(device, "default")
-        report.close()
     # All ranks say so; else those that go on would wait for one that has stopped.
     waits = next(filter(None, group.gather(waits)), "")
     lines = [line(f"{name}: steps that wait for the GPU", bool(waits), high=0, why=waits)]
