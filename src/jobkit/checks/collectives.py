@@ -19,7 +19,7 @@ from jobkit.errors import Exit, UsageError
 from jobkit.metric import comm
 from jobkit.metric.comm import Sample, sample
 from jobkit.paths import RunPaths, write_json, write_whole
-from jobkit.payload.device import device_name, git_commit, process_age_s, versions
+from jobkit.payload.device import process_age_s, start_fields
 from jobkit.payload.distributed import Group, banner, check_identity, join
 from jobkit.payload.place import RankEnv, share_of_cores
 from jobkit.payload.report import Reporter, write_outcome
@@ -254,19 +254,7 @@ def measure(place: RankEnv, paths: RunPaths, args: argparse.Namespace) -> None:
         check_identity(group, paths.folder.name, args.attempt)
         for text in banner(group, threads):
             report.say(text)
-        hosts = group.gather(os.environ.get("SLURMD_NODENAME") or os.uname().nodename)
-        about = {
-            "world_size": place.world_size,
-            "nodes": place.nodes,
-            "node_list": ",".join(dict.fromkeys(hosts)),
-            "device": device_name(group.device),
-            "device_type": group.device.type,
-            "backend": group.backend,
-            "versions": versions(group.device),
-            "git_commit": git_commit() if place.rank == 0 else None,
-            "job_id": place.job_id,
-            "threads": threads,
-        }
+        about = start_fields(group, threads)
         report.record("run_start", **about)
         samples = measure_all(group, report, args)
         dist.barrier()  # ranks that are of no pair wait for those that are

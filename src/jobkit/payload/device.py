@@ -11,6 +11,7 @@ import time
 from collections.abc import MutableMapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,6 +19,7 @@ from jobkit import gpus
 from jobkit.paths import INSTALLED, REPOSITORY
 from jobkit.payload.batches import sample_hash
 from jobkit.payload.distributed import Group
+from jobkit.program.process import host_name
 from jobkit.spec.runspec import RunSpec
 
 # Parameters of glibc's mallopt, from malloc.h.
@@ -76,6 +78,23 @@ def git_commit() -> str | None:
         return said.strip()
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def start_fields(group: Group, threads: int) -> dict[str, Any]:
+    """What ran where, with which versions: for the record run_start. Every rank calls."""
+    place, device = group.place, group.device
+    return {
+        "world_size": place.world_size,
+        "nodes": place.nodes,
+        "node_list": ",".join(dict.fromkeys(group.gather(host_name(os.environ)))),
+        "device": device_name(device),
+        "device_type": device.type,
+        "backend": group.backend,
+        "versions": versions(device),
+        "git_commit": git_commit() if place.rank == 0 else None,
+        "job_id": place.job_id,
+        "threads": threads,
+    }
 
 
 # --- memory ------------------------------------------------------------------------------------

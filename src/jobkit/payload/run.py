@@ -19,8 +19,6 @@ from jobkit.payload.checkpoint import Checkpoints
 from jobkit.payload.data import load_data
 from jobkit.payload.device import (
     configure,
-    device_name,
-    git_commit,
     gpu_state,
     keep_freed_memory,
     process_age_s,
@@ -28,7 +26,7 @@ from jobkit.payload.device import (
     resolved,
     seed_rank,
     set_environment,
-    versions,
+    start_fields,
 )
 from jobkit.payload.distributed import Group, all_or_raise, banner, check_identity, join
 from jobkit.payload.measure import measure_difference
@@ -42,7 +40,6 @@ from jobkit.payload.signals import Stopped, StopRequest, read_fault
 from jobkit.payload.stop import JobGuard
 from jobkit.payload.strategies import strategy_class
 from jobkit.payload.train import Trainer
-from jobkit.program.process import host_name
 from jobkit.spec.runspec import RunSpec
 from jobkit.spec.strategies import FACTS, owners
 
@@ -212,29 +209,20 @@ def _record_start(trainer: Trainer, threads: int) -> None:
     spec, group, strategy = trainer.spec, trainer.group, trainer.strategy
     place, device = group.place, group.device
     batch = min(spec.steps_batch_size, trainer.batches.samples)
-    hosts = group.gather(host_name(os.environ))
-    first = place.rank == 0
-    state = gpu_state(device) if first else {}  # nvidia-smi takes seconds
+    state = gpu_state(device) if place.rank == 0 else {}  # nvidia-smi takes seconds
+    fields = start_fields(group, threads)
+    fields["versions"] |= state | recorded(device)
     trainer.report.record(
         "run_start",
         spec=spec.differences(),
-        world_size=place.world_size,
-        nodes=place.nodes,
-        node_list=",".join(dict.fromkeys(hosts)),
-        device=device_name(device),
-        device_type=device.type,
+        **fields,
         devices=strategy.devices if strategy.facts.whole_node else place.world_size,
-        backend=group.backend,
-        versions=versions(device) | state | recorded(device),
-        git_commit=git_commit() if first else None,
-        job_id=place.job_id,
         global_batch_size=batch,
         batch_size_per_rank=-(-batch // place.world_size),
         train_samples=trainer.batches.samples,
         test_samples=len(trainer.data.test.labels),
         parameters=strategy.parameter_count,
         shard_groups=strategy.shard_groups,
-        threads=threads,
     )
     trainer.report.say(
         f"{spec.strategy} on {spec.dataset}: {strategy.parameter_count:,} parameters, "
