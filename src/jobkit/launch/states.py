@@ -8,7 +8,7 @@ from typing import Any
 
 from jobkit.errors import one_line
 from jobkit.files import open_regular
-from jobkit.metric.kinds import Record, number
+from jobkit.metric.kinds import Record
 from jobkit.metric.reader import read_file
 from jobkit.outcome import slurm_jobs
 from jobkit.outcome.state import FINAL, UNDER_WAY, RunState, join, ordered_runs, read_job, seconds
@@ -19,6 +19,7 @@ from jobkit.spec.study import Plan
 SQUEUE_EVERY_S, SACCT_EVERY_S = 5.0, 30.0  # both are shared by all users of a cluster
 _END_POLL_S, _END_WAIT_S = 2.0, 60.0
 _TAIL_BYTES = 32 << 10
+_MAX_NUMBER = 1e30  # a larger one is not shown
 
 
 class States:
@@ -137,7 +138,7 @@ def progress(
     epochs = [r for r in records if r.get("kind") == "epoch" and type(r.get("epoch")) is int]
     windows = [r for r in records if r.get("kind") == "window"]
     last = epochs[-1] if epochs else {}
-    pairs = [(number(r.get("timed_images")), number(r.get("epoch_time_s"))) for r in epochs]
+    pairs = [(_number(r.get("timed_images")), _number(r.get("epoch_time_s"))) for r in epochs]
     rate, unit = _rate_of_steps(windows, records, spec)
     files = [paths.log, paths.metrics(state.attempt or 0)] if state.status == "running" else []
     written = [path.stat().st_mtime for path in files if path.exists()]
@@ -146,12 +147,12 @@ def progress(
     return Progress(
         epoch=last.get("epoch", -1) + 1,
         epochs=spec.planned_epochs or 0,
-        val_loss=number(last.get("val_loss")),
-        val_accuracy=number(last.get("val_accuracy")),
+        val_loss=_number(last.get("val_loss")),
+        val_accuracy=_number(last.get("val_accuracy")),
         elapsed_s=_elapsed_s(read_job(paths) or {}, state, job, records),
         quiet_s=time.time() - max(written) if written else None,
         # Its last steps may have been profiled, and are in no window.
-        step=number(windows[-1].get("step")) if windows and state.status != "ok" else None,
+        step=_number(windows[-1].get("step")) if windows and state.status != "ok" else None,
         rate=rate,
         unit=unit if rate is not None else "",
     )
@@ -164,8 +165,8 @@ def _rate_of_steps(
     stated = getattr(spec, "work_per_step", None)
     work, wall_s = 0.0, 0.0
     for window in [w for w in windows if w.get("warmup") is not True] or windows:
-        steps, took_s = number(window.get("steps")), number(window.get("wall_s"))
-        part = number(window.get("work"))
+        steps, took_s = _number(window.get("steps")), _number(window.get("wall_s"))
+        part = _number(window.get("work"))
         if stated:
             part = None if steps is None else stated * steps / spec.world_size
         if part is not None and took_s is not None and took_s > 0:
@@ -210,6 +211,11 @@ def _records(paths: RunPaths, attempt: int | None) -> list[Record]:
             return [r for r in read_file(stream) if isinstance(r, dict)]
     except OSError:
         return []
+
+
+def _number(value: object) -> float | None:
+    """A number of a record; None where it is none, as somebody else may have written it."""
+    return value if type(value) in (int, float) and abs(value) < _MAX_NUMBER else None  # type: ignore
 
 
 def counted(count: int, noun: str) -> str:
