@@ -74,7 +74,7 @@ if [[ -n ${SLURM_JOB_ID-} ]]; then  # between all nodes
 fi
 if [[ $device == cuda ]]; then
   comm+=(--backend nccl --max-bytes 256M)
-  verify=(--model jobkit.checks.verify.cases:layers --strategies ddp fsdp pp mp --device cuda --world-sizes "$ranks")
+  verify=(--model jobkit.checks.verify.cases:layers --strategies ddp fsdp pp mp --device cuda --world-sizes $((ranks < 8 ? ranks : 8)))
   training=(--model resnet18 --train-samples 20000 --epochs 2 --precision bf16)
   recipe=(--recipe fast)
 else

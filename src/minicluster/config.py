@@ -31,7 +31,7 @@ class Cluster:
     nodes: int = 4
     cores: int = 64  # of each node, simulated: they share the machine's
     gpus: int = 4  # of each node, simulated; 0 for none
-    memory_mib: int = 4000  # of each node, simulated
+    memory_mib: int = 32000  # of each node, simulated
     accounting: bool = True
     preemption: bool = False
     memory_limits: bool = False

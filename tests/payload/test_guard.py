@@ -97,10 +97,14 @@ def test_a_signal_before_the_ranks_listen_waits_for_them(tmp_path: Path) -> None
     words = ["bash", str(ROOT / "run.sh"), "--nproc-per-node", "2", *SMALL, "--run-dir", "run"]
     env = environment(JOBKIT_PYTHON=sys.executable, JOBKIT_DATA_DIR=str(tmp_path))
     process = subprocess.Popen([*words, "--epochs", "500"], env=env, cwd=tmp_path)
-    while not (tmp_path / "run" / "attempts" / "0").exists():
-        time.sleep(0.01)
-    process.send_signal(signal.SIGUSR2)
-    assert process.wait(100) == Exit.AGAIN
+    try:
+        while not (tmp_path / "run" / "attempts" / "0").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGUSR2)
+        assert process.wait(100) == Exit.AGAIN
+    finally:
+        process.terminate()
 
 
 WORLD = 3

@@ -248,6 +248,8 @@ def start(prepared: Launch) -> None:
         from jobkit.launch import slurm_submit  # imports submitit, which --help does not need
 
         slurm_submit.check(paths, prepared.batches)
+    if prepared.run_ids and prepared.site is None:
+        local.prepare_data(plan, prepared.run_ids)
     try:
         plan.save()
     except OSError as error:

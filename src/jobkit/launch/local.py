@@ -95,6 +95,18 @@ def warnings(plan: Plan) -> list[str]:
     return texts
 
 
+def prepare_data(plan: Plan, run_ids: Sequence[str]) -> None:
+    """Prepare CIFAR-10 where this machine has none; UsageError where it cannot: no run could go."""
+    specs = [s for s in map(plan.runs.__getitem__, run_ids) if isinstance(s, RunSpec)]
+    for folder in {s.data_dir for s in specs if absence(s.dataset, s.data_dir)}:
+        words = ["-m", "jobkit", "prepare", *(["--data-dir", folder] if folder else [])]
+        env = {**os.environ, "PYTHONPATH": python_path()}
+        done = subprocess.run([sys.executable, *words], env=env, stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            why = done.stderr.strip().split("\n")[-1].removeprefix("jobkit: error: ")
+            raise UsageError(why or "the data were not prepared")
+
+
 # --- one launcher for each study: the kernel frees its lock when the holder ends ------------------
 
 
@@ -187,13 +199,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def start(plan: Plan, run_ids: Sequence[str], request: LaunchRequest) -> "subprocess.Popen[str]":
     """Start the process that runs the runs. Raises UsageError if that fails."""
-    env = {**os.environ, "PYTHONPATH": python_path(), "PYTHONSAFEPATH": "1"}
-    first = next(iter(plan.runs.values()))
-    if isinstance(first, RunSpec) and absence(first.dataset, first.data_dir):  # each run would fail
-        folder = ["--data-dir", first.data_dir] if first.data_dir else []
-        words = [sys.executable, "-m", "jobkit", "prepare", *folder]
-        if code := subprocess.run(words, env=env).returncode:
-            sys.exit(code)  # it has said why
     paths, runs = plan.paths, {}
     for run_id in run_ids:
         spec = plan.runs[run_id]
@@ -201,6 +206,7 @@ def start(plan: Plan, run_ids: Sequence[str], request: LaunchRequest) -> "subpro
         leave_spec(paths.run(run_id), spec)
     # The folder is for cancel: by these words a process is known as the study's.
     words = [sys.executable, "-P", "-m", _MODULE, str(paths.folder.resolve())]
+    env = {**os.environ, "PYTHONPATH": python_path(), "PYTHONSAFEPATH": "1"}
     with append_to(paths.launcher_log) as log:
         driver = subprocess.Popen(  # Ctrl-C reaches only the foreground process, which ends it
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=env,

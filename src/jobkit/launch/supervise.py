@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from jobkit.errors import Exit, NotStarted, UsageError, command
+from jobkit.errors import Exit, NotStarted, UsageError, command, one_line
 from jobkit.files import file_names, read_regular
 from jobkit.launch import start
 from jobkit.launch.command import leave_spec
@@ -143,7 +143,9 @@ def start_here(
         env["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // run.ranks))
     if not run.command:
         if run.only:  # there is no outcome to read
-            run.refusal = Path(tempfile.mkstemp(prefix="jobkit-refused-")[1])
+            handle, name = tempfile.mkstemp(prefix="jobkit-refused-")
+            os.close(handle)
+            run.refusal = Path(name)
         env["JOBKIT_READS_OUTCOME"] = str(run.refusal or 1)
     if run.nodes == 1 and sys.platform == "linux":  # a host name may resolve to no address
         env.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -194,7 +196,8 @@ def follow(run: Run, children: Children, signals: Signals) -> int:
             pids = [process.pid for process in children.processes]
             if by_torchrun:  # which would end of it: it is for its ranks
                 pids = children_of(pids[0])
-                if not run.command and not all(catches(pid, warned) for pid in pids):
+                trains = run.launcher == "training" and "comm" not in run.options
+                if trains and not all(catches(pid, warned) for pid in pids):
                     pids = []  # a rank that is still starting would end of it
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
@@ -231,9 +234,6 @@ def judge(run: Run, code: int) -> int:
     """The exit code of an attempt: what the run recorded says more than a launcher's code can."""
     if run.command:
         return judge_command(run, code)
-    if run.refusal:
-        code = Exit.USAGE if read_note(run.refusal) else code
-        run.refusal.unlink()
     if run.only:
         return code
     path, deadline = run.paths.outcome(run.attempt), time.monotonic() + OUTCOME_S
@@ -248,7 +248,7 @@ def judge(run: Run, code: int) -> int:
         what = f"ended with code {code} after the run had recorded its success"
         say("warning", f"the launcher {what}: the results stand, the log says what crashed")
     elif recorded in (Exit.FAILED, Exit.THRESHOLD):  # below what torchrun or srun says of it
-        say("error", f"the run failed: {outcome.get('reason')}")
+        say("error", f"the run failed: {one_line(str(outcome.get('reason')))}")
     return recorded
 
 
@@ -389,6 +389,9 @@ def run_attempts(run: Run, signals: Signals) -> int:
         code = follow(run, children, signals)
         if holder:
             holder.close()
+        if run.refusal:
+            code = Exit.USAGE if read_note(run.refusal) else code
+            run.refusal.unlink()
         if not run.stopped or run.command or os.environ.get("JOBKIT_POD"):
             code = judge(run, code)
         if run.nodes > 1 and not run.allocation and not run.machine and not run.only:

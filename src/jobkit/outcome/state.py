@@ -117,7 +117,7 @@ def _read_once(
     ending = None if newest is None or not started else read_ending(paths, newest)
     tails: dict[str, list[str]] = {}
     ok = ending is not None and ending["status"] == "ok"
-    age_s = None if ok or _is_observed(job, alive) else _age_s(paths, numbers, logged)
+    age_s = None if ok or _is_observed(job, alive) else since_written_s(paths, numbers, logged)
     if not alive and not ok:
         tails[paths.log.name] = of_newest(read_tail(paths.log), newest if started else first)
         ended = ending is not None and ending["status"] != "preempted"
@@ -163,7 +163,7 @@ def read_ending(paths: RunPaths, attempt: int) -> Mapping[str, Any] | None:
     }
 
 
-def _age_s(paths: RunPaths, attempts: list[int], logged: bool) -> float | None:
+def since_written_s(paths: RunPaths, attempts: list[int], logged: bool) -> float | None:
     """Seconds since the run's files were last written. An attempt's folder comes before them."""
     files = [paths.attempts / str(number) for number in attempts[-1:]]
     names = [n for n in file_names(paths.metrics_folder) if n.endswith(".jsonl")]

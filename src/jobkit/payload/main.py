@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import gc
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -77,8 +78,9 @@ def parser() -> argparse.ArgumentParser:
 
 def _size(text: str) -> tuple[int, int]:
     """The nodes and the ranks of each: of 2x4 or, on one node, of 4."""
-    nodes, _, ranks = text.rpartition("x")
-    return int(nodes or 1), int(ranks)
+    if not (match := re.fullmatch(r"(?:(\d+)x)?(\d+)", text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not RANKS or NODESxRANKS, as 8 or 2x4")
+    return int(match[1] or 1), int(match[2])
 
 
 def read_settings(args: argparse.Namespace, nodes: int = 1, ranks_per_node: int = 1) -> RunSpec:

@@ -117,7 +117,7 @@ def check_folder(paths: RunPaths, spec: Mapping[str, Any]) -> dict[str, Any]:
     """
     planned = (read_json(paths.spec) or {}).get("spec") if paths.spec.exists() else {}
     if not isinstance(planned, dict):
-        raise UsageError(f"{paths.spec} is corrupt: choose another --run-dir")
+        raise UsageError(f"{paths.spec} is corrupt, or cannot be read: choose another --run-dir")
     for name in (n for n in spec if n in OF_IDENTITY):  # in their order: the first is reported
         if spec[name] not in ("auto", planned.get(name, spec[name])):
             raise UsageError(

@@ -38,13 +38,13 @@ def series_labels(specs: Mapping[str, PlannedRun | None]) -> dict[str, str]:
         names = dict.fromkeys(name for key in alike.values() for name in key)
         varying = [n for n in names if len({repr(k.get(n)) for k in alike.values()}) > 1]
         shown = dict.fromkeys(name for name in ("strategy", *varying) if name != COMMAND_LINE)
-        commands = [set(key[COMMAND_LINE]) for key in alike.values() if is_command]
-        common = set[str]().union(*commands).intersection(*commands)
+        commands = [key[COMMAND_LINE] for key in alike.values() if is_command]
         for text in sorted(alike):
             words = _words(alike[text], shown)
-            words += _differing(alike[text][COMMAND_LINE], common) if is_command else []
+            words += _differing(alike[text][COMMAND_LINE], commands) if is_command else []
             label = ", ".join(words)
-            label = label if len(label) <= _MAX_LENGTH else f"{label[:_MAX_LENGTH]} ..."
+            if len(label) > _MAX_LENGTH:  # what differs is often at the end
+                label = f"{label[: _MAX_LENGTH // 2]} ... {label[-_MAX_LENGTH // 2 :]}"
             taken[label] += 1
             labels[text] = label if taken[label] == 1 else f"{label} (variant {taken[label]})"
     return {
@@ -66,13 +66,15 @@ def _words(key: Mapping[str, Any], names: Iterable[str]) -> list[str]:
     return words
 
 
-def _differing(command: Sequence[str], common: set[str]) -> list[str]:
-    """What only some commands say, in one text: each word after the option that it is of."""
+def _differing(command: Sequence[str], commands: Sequence[Sequence[str]]) -> list[str]:
+    """What not all commands say, in one text: each word after the option that it is of."""
     words = []
-    for before, word in zip(("", *command), command, strict=False):
-        if word not in common:
-            words += [before] * (before.startswith("-") and before in common) + [word]
-    return [" ".join(words)] if words else []
+    aligned = len({*map(len, commands)}) == 1
+    for i, word in enumerate(command):
+        if not all(other[i] == word if aligned else word in other for other in commands):
+            option = command[i - 1] if i else ""
+            words += [option] * (option.startswith("-") and option not in words) + [word]
+    return [" ".join(" ".join(words).split())] if words else []
 
 
 def faults(runs: pd.DataFrame) -> dict[str, str]:
