@@ -152,7 +152,6 @@ _SQL_FILES = ("system_tables.sql", "performance_tables.sql", "system_tables_data
 
 
 def _system_tables() -> bytes:
-    """The statements that make the system tables."""
     statements = b"USE mysql;\n"
     for name in _SQL_FILES:
         paths = [path for folder in _SQL_FOLDERS for path in folder.glob(f"m*_{name}")]

@@ -43,7 +43,6 @@ def search_path() -> str:
 
 
 def command(name: str) -> str:
-    """The full path of a command."""
     path = shutil.which(name, path=search_path())
     if path is None:
         raise UsageError(f"{name}: no such command; {install_line([*PACKAGES])}")

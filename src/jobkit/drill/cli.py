@@ -39,7 +39,6 @@ logs/drill/drill.csv has one row per fault, and logs/drill/FAULT/ is the folder 
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line of drill."""
     new = Parser(
         prog="jobkit drill",
         usage="jobkit drill [options] [-- COMMAND]",

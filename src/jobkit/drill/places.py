@@ -131,8 +131,6 @@ def slurm(words: list[str], **env: str) -> "CompletedProcess[str]":
 
 @dataclass(kw_only=True)
 class SlurmStart(Started):
-    """A Slurm job."""
-
     job_id: str
     _since: float = 0.0
 

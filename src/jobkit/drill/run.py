@@ -42,8 +42,6 @@ def impossible(place: Place, program: Program, fault: FaultCase) -> str:
 
 @dataclass(kw_only=True)
 class Drill:
-    """The runs of a drill."""
-
     place: Place
     study: StudyPaths
     program: Program
@@ -92,7 +90,6 @@ class FaultRun:
 
     @property
     def started(self) -> Start:
-        """The latest start of the run."""
         return self.starts[-1]
 
     def run(self) -> Row:

@@ -188,7 +188,6 @@ def _launcher(text: str) -> str:
 
 
 def _add_slurm_arguments(options: StudyParser) -> None:
-    """Add the options that apply on Slurm only."""
     add = _begin_group(options, "Slurm")
     add("--sbatch", "pass an option through to sbatch, as --sbatch --nice=100; repeatable",
         "OPTION", action="append", default=[])  # fmt: skip

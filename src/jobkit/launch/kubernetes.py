@@ -62,7 +62,6 @@ class KubernetesOptions:
             raise UsageError("--resource memory: it stands in hpc/kubernetes.yaml (see --template)")
 
     def tolerations(self) -> list[dict[str, str]]:
-        """The pods' tolerations."""
         entries = []
         for word in self.toleration:
             taint, _, effect = word.partition(":")
@@ -73,7 +72,6 @@ class KubernetesOptions:
 
 
 def add_kubernetes_arguments(parser: ArgumentParser) -> None:
-    """Add --to and the options of Kubernetes."""
     group = parser.add_argument_group("Kubernetes", "Only with --to kubernetes.")
     group.add_argument(
         "--to",
@@ -181,7 +179,6 @@ def as_yaml(value: Any) -> str:
 
 
 def pairs(words: Sequence[str]) -> dict[str, str]:
-    """What KEY=VALUE of each word says."""
     return dict(word.split("=", 1) for word in words)
 
 

@@ -53,7 +53,6 @@ class Launch:
         return 1 if self.site is None else self.request.at_once
 
     def states(self) -> dict[str, RunState]:
-        """The current state of each planned run."""
         return self.looks.look()
 
     @property

@@ -118,7 +118,6 @@ class Site:
 
 
 def known_sites() -> list[str]:
-    """The names of the sites in hpc/sites."""
     return sorted(p.stem for p in SITES.glob("*.toml"))
 
 

@@ -98,7 +98,6 @@ def make_batches(
 
 
 def shape_of(spec: PlannedRun) -> Shape:
-    """The allocation that a run needs."""
     return Shape(spec.nodes, spec.ranks_per_node, spec.whole_node)
 
 

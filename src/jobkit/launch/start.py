@@ -61,7 +61,6 @@ NO_CRASH = (0, 2, 75, 126, 127, 129, 130, 138, 140, 143)
 
 
 def say(kind: str, text: str) -> None:
-    """Print a line for the user."""
     print(f"jobkit: {kind}: {text}", file=sys.stderr, flush=True)
 
 

@@ -120,6 +120,5 @@ class Writer:
         return True
 
     def close(self) -> None:
-        """Close the attempt's file."""
         if self._file:
             self._file.close()

@@ -206,7 +206,6 @@ class Sampler(Guarded):
         self._thread = threading.Thread(target=self._watch, name="jobkit samples", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch."""
         self._thread.start()
 
     def stop(self) -> None:
