@@ -8,12 +8,10 @@ import itertools
 import os
 import re
 import subprocess
-import tempfile
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobkit.errors import UsageError
 from jobkit.paths import cache_root
 
 _AMD_DRIVER, _AMD_DEVICE = Path("/sys/module/amdgpu/version"), Path("/dev/kfd")
@@ -124,11 +122,7 @@ def prepare_rocm(local_rank: int, environ: MutableMapping[str, str] = os.environ
     """
     if not _AMD_DEVICE.exists():
         return
-    try:
-        cache = cache_root()
-    except UsageError:  # no HOME, and a user id without a name
-        cache = Path(tempfile.gettempdir()) / f"jobkit-{os.geteuid()}"
-    folder = str(cache / "jobkit" / "miopen" / f"{os.uname().nodename}-{local_rank}")
+    folder = str(cache_root() / "jobkit" / "miopen" / f"{os.uname().nodename}-{local_rank}")
     for name in ("MIOPEN_USER_DB_PATH", "MIOPEN_CUSTOM_CACHE_DIR"):
         environ.setdefault(name, folder)
     environ.setdefault("PYTORCH_MIOPEN_SUGGEST_NHWC", "1")
