@@ -5,6 +5,7 @@ import fcntl
 import io
 import os
 import stat
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -147,6 +148,15 @@ def read_toml(path: Path, known: Iterable[str] = ()) -> dict[str, Any]:
             listed = f" (known: {', '.join(keys)})"
             raise UsageError(f"{path}: unknown key '{key}'{nearest(key, keys) or listed}")
     return table
+
+
+def written_ago_s(files: Iterable[Path]) -> float | None:
+    """Seconds since one of the files was last written; None where none can be seen."""
+    times = []
+    for file in files:
+        with suppress(OSError):
+            times.append(file.stat().st_mtime)
+    return time.time() - max(times) if times else None
 
 
 @contextmanager

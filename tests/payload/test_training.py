@@ -206,10 +206,7 @@ def test_resumed_with_more_steps_it_goes_on_in_the_midst_of_the_epoch(forge, own
     longer = forge(2, *more, cwd=own)
     assert actions(longer)[0] == ("loaded", STEPS)
     (epoch,) = longer.records("epoch")
-    assert (epoch["epoch"], epoch["iterations"], epoch["begun_at"]) == (
-        1,
-        2 * PER_EPOCH - STEPS,
-        PART,
-    )
+    assert (epoch["epoch"], epoch["begun_at"]) == (1, PART)
+    assert epoch["iterations"] == 2 * PER_EPOCH - STEPS
     # The windows of an epoch that is continued know of waits too.
     assert all(w["data_wait_s"] is not None for rank in (0, 1) for w in windows(longer, rank))

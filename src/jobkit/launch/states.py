@@ -7,20 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from jobkit.errors import one_line
-from jobkit.files import open_regular
+from jobkit.files import open_regular, written_ago_s
 from jobkit.metric.kinds import Record
 from jobkit.metric.reader import read_file
 from jobkit.outcome import slurm_jobs
-from jobkit.outcome.state import (
-    FINAL,
-    UNDER_WAY,
-    RunState,
-    since_written_s,
-    join,
-    ordered_runs,
-    read_job,
-    seconds,
-)
+from jobkit.outcome.state import FINAL, UNDER_WAY, RunState, join, ordered_runs, read_job, seconds
 from jobkit.paths import RunPaths
 from jobkit.spec.command import PlannedRun
 from jobkit.spec.study import Plan
@@ -149,6 +140,7 @@ def progress(
     last = epochs[-1] if epochs else {}
     pairs = [(_number(r.get("timed_images")), _number(r.get("epoch_time_s"))) for r in epochs]
     rate, unit = _rate_of_steps(windows, records, spec)
+    files = [paths.log, paths.metrics(state.attempt or 0)] if state.status == "running" else []
     if timed := [(images, s) for images, s in pairs if images is not None and s and s > 0]:
         rate, unit = sum(images for images, _ in timed) / sum(s for _, s in timed), "images"
     return Progress(
@@ -157,9 +149,7 @@ def progress(
         val_loss=_number(last.get("val_loss")),
         val_accuracy=_number(last.get("val_accuracy")),
         elapsed_s=_elapsed_s(read_job(paths) or {}, state, job, records),
-        quiet_s=since_written_s(paths, [state.attempt or 0], True)
-        if state.status == "running"
-        else None,
+        quiet_s=written_ago_s(files),
         # Its last steps may have been profiled, and are in no window.
         step=_number(windows[-1].get("step")) if windows and state.status != "ok" else None,
         rate=rate,

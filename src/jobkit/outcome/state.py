@@ -12,13 +12,12 @@ the rest was read, all is read once more.
 import contextlib
 import signal
 import socket
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jobkit.errors import Exit
-from jobkit.files import closed, file_names, is_regular, read_tail
+from jobkit.files import closed, file_names, is_regular, read_tail, written_ago_s
 from jobkit.outcome import evidence
 from jobkit.outcome.evidence import clean, find_sign, of_newest, with_hint
 from jobkit.outcome.slurm_jobs import GONE, Job, cluster
@@ -117,7 +116,7 @@ def _read_once(
     ending = None if newest is None or not started else read_ending(paths, newest)
     tails: dict[str, list[str]] = {}
     ok = ending is not None and ending["status"] == "ok"
-    age_s = None if ok or _is_observed(job, alive) else since_written_s(paths, numbers, logged)
+    age_s = None if ok or _is_observed(job, alive) else _age_s(paths, numbers, logged)
     if not alive and not ok:
         tails[paths.log.name] = of_newest(read_tail(paths.log), newest if started else first)
         ended = ending is not None and ending["status"] != "preempted"
@@ -163,16 +162,12 @@ def read_ending(paths: RunPaths, attempt: int) -> Mapping[str, Any] | None:
     }
 
 
-def since_written_s(paths: RunPaths, attempts: list[int], logged: bool) -> float | None:
+def _age_s(paths: RunPaths, attempts: list[int], logged: bool) -> float | None:
     """Seconds since the run's files were last written. An attempt's folder comes before them."""
     files = [paths.attempts / str(number) for number in attempts[-1:]]
     names = [n for n in file_names(paths.metrics_folder) if n.endswith(".jsonl")]
     files += [paths.metrics_folder / name for name in names]
-    times = []
-    for file in [*files, *([paths.log] if logged else [])]:
-        with contextlib.suppress(OSError):
-            times.append(file.stat().st_mtime)
-    return time.time() - max(times) if times else None
+    return written_ago_s([*files, *([paths.log] if logged else [])])
 
 
 # --- the verdict -----------------------------------------------------------------------------
