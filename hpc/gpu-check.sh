@@ -101,7 +101,7 @@ first_s=$SECONDS
 ((ranks * ${SLURM_NNODES:-1} > 1)) || { parts=${parts/comm/}; echo "no comm: it needs two ranks"; }
 say preflight '^.preflight. (note|FAULT|ok (environment|cores|bandwidth|transports))'
 { grep -q 'ok environment' "$folder/preflight.log" && ! grep -qE 'FAULT (gpus|versions)' "$folder/preflight.log"; } ||
-  { echo "nothing else can run before this is mended (is torch missing? make venv, or name JOBKIT_PYTHON)"; exit 2; }
+  { echo "nothing else can run until this is fixed (if torch is missing: make venv, or set JOBKIT_PYTHON)"; exit 2; }
 for each in $parts; do
   case $each in
     comm) part comm 180 "${comm[@]}" --run-dir "$folder/comm"; say comm '^all_reduce|WRONG' | tail -n 3 ;;

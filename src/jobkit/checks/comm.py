@@ -7,6 +7,7 @@ Times all_reduce, all_gather, reduce_scatter, broadcast, all_to_all and sendrecv
 sizes, checks every result, and fits a latency and a bandwidth to each.
 """
 
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 from jobkit.errors import Exit, Parser, UsageError, read_bytes
 from jobkit.metric.comm import OPERATIONS
 from jobkit.paths import REPOSITORY, RunPaths
-from jobkit.payload.main import as_rank, leave, refused
+from jobkit.payload.main import as_rank, leave, refused, size
 
 EPILOG = """examples:
   python -m jobkit comm --nproc-per-node 2 --max-bytes 64M
@@ -51,7 +52,7 @@ def parser() -> Parser:
     add("--nproc-per-node", metavar="N", help="ranks on this machine, without Slurm")
     add("--run-dir", type=Path, metavar="DIR", help="folder (default: a new one in logs/comm/)")
     add("--attempt", type=int, default=0, metavar="N", help="number of this start (set by run.sh)")
-    add("--check", type=int, nargs="?", const=2, metavar="RANKS", help="check the options and exit")
+    add("--check", type=size, nargs="?", const=(1, 2), metavar="RANKS", help="check, then exit")
     return new
 
 
@@ -65,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"--max-bytes {args.max_bytes} is less than --min-bytes {args.min_bytes}"
             )
         if args.check is not None:
-            check_ranks(args.check)
+            check_ranks(math.prod(args.check))
             return Exit.OK
         if not {"RANK", "SLURM_STEP_ID"} & set(os.environ):  # run.sh is the one that starts ranks
             sys.stdout.flush()

@@ -412,9 +412,8 @@ def run_attempts(run: Run, signals: Signals) -> int:
 
 def check_settings(run: Run) -> int:
     """The exit code of the training's own check of its settings, which imports no torch."""
-    size = run.nodes * run.ranks if "comm" in run.options else f"{run.nodes}x{run.ranks}"
-    words = [*run.training, f"--check={size}"]
-    if folder := "comm" not in run.options and run.options.get("run-dir"):
+    words = [*run.training, f"--check={run.nodes}x{run.ranks}"]
+    if folder := run.options.get("run-dir"):
         words += ["--run-dir", folder]
     try:
         return int(importlib.import_module(run.module).main(words))

@@ -21,7 +21,7 @@ from jobkit.processes import END_SIGNALS, Signals
 
 _POLL_S = 0.4
 _COLOURS = {"ok": "green", "running": "cyan", "pending": "dim", "cancelled": "yellow"}
-QUIET_S = 600.0  # a running run that writes nothing for so long may hang
+_QUIET_S = 600.0  # a running run that writes nothing for so long may hang
 _MAX_REASON = 100  # characters of a reason in a line for one run
 _MAX_NAMED = 3  # runs named where several ended for the same reason
 
@@ -55,8 +55,8 @@ def _table(listed: Sequence[Mapping[str, Any]]) -> list[Text]:
             "time": duration(row["elapsed_s"]),
         })  # fmt: skip
         reason = "" if row["status"] in ("ok", "running") else str(row["reason"])
-        if (row["quiet_s"] or 0) > QUIET_S:
-            reason = f"it has written nothing for {duration(row['quiet_s'])}: does it hang?"
+        if (row["quiet_s"] or 0) > _QUIET_S:
+            reason = f"no output or record for {duration(row['quiet_s'])}: it may hang"
         details.append(f"\n    {'as above' if reason and reason == above else reason}")
         above = reason
     names = [name for name in (rows[-1] if listed else []) if any(row.get(name) for row in rows)]

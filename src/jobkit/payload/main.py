@@ -64,8 +64,8 @@ def parser() -> argparse.ArgumentParser:
     add("--spec", type=Path, metavar="FILE", help=spec)
     dry = "set everything up, one forward pass, then stop; nothing is written"
     add("--dry-run", action="store_true", help=dry)
-    check = "check the settings for so many ranks (default 1), or NODESxRANKS, without torch"
-    add("--check", type=_size, nargs="?", const=(1, 1), metavar="RANKS", help=check)
+    check = "check the settings for RANKS (default 1) or NODESxRANKS without torch, then stop"
+    add("--check", type=size, nargs="?", const=(1, 1), metavar="RANKS", help=check)
     source = (
         "start from a checkpoint of another run, if this one has none: its folder, or one in its "
         "checkpoints/; the strategy and the number of ranks may differ"
@@ -76,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
-def _size(text: str) -> tuple[int, int]:
+def size(text: str) -> tuple[int, int]:
     """The nodes and the ranks of each: of 2x4 or, on one node, of 4."""
     if not (match := re.fullmatch(r"(?:(\d+)x)?(\d+)", text)):
         raise argparse.ArgumentTypeError(f"{text!r} is not RANKS or NODESxRANKS, as 8 or 2x4")

@@ -168,7 +168,7 @@ def warnings_of(
     device: its type. normalised: whether the model has batch normalisation.
     """
     unused = {
-        "width": (":" in spec.model or spec.hidden is not None, "a model of jobkit, no --hidden"),
+        "width": (":" in spec.model or spec.hidden is not None, "a built-in model, no --hidden"),
         "hidden": (spec.model != "mlp", "--model mlp"),
         "compile_mode": (not spec.compile, "--compile"),
         "lr_schedule": (spec.speed_run, "a training without --speed-run"),

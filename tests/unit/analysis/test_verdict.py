@@ -112,7 +112,7 @@ CASES: dict[str, tuple[Callable[[], Results], list[str], list[str]]] = {
         lambda: study((1, 0.995, 0.99, 0.985), lambda n: (0.25 / n, 0.25 / n, 0.001)),
         ["Every size waits for data 49% to 50% of the time: mend that first. Request 8 GPUs"], []),
     "GPUs that are idle": (lambda: study(GOOD, None, lambda row: row.update(gpu_busy_mean=0.31)),
-        ["The host is the limit: ", "31% of the time, and efficiency means nothing. Request"], []),
+        ["The host is the limit: ", "31% of the time, so efficiency means nothing. Request"], []),
     "a faster serial run": (lambda: study((1, 0.99, 0.98, 0.965), single={1: [1250.0, 1245, 1255]}),
         ["Request 1 GPU with single.", "77% efficiency", "ddp on 1 is 20% slower than single"],
         ["7.7 times"]),

@@ -84,7 +84,7 @@ def test_what_is_asked_of_gpus_here_and_of_two_ranks(check) -> None:
 def test_an_environment_that_cannot_work_ends_it_at_once(check) -> None:
     code, out, _ = check(preflight="FAULT gpus: too old; fix: install a torch")
     assert code == 2 and "fix: install a torch" in out and "verify" not in out
-    assert "nothing else can run before this is mended" in out and "send back" in out
+    assert "nothing else can run until this is fixed" in out and "send back" in out
     code, out, _ = check(TORCHLESS="1")
     assert code == 2 and "no module torch" in out and "make venv" in out and "verify" not in out
 

@@ -159,7 +159,7 @@ def test_a_running_run_that_writes_nothing_may_hang(capsys) -> None:
             os.utime(path, (then := time.time() - ago, then))
         assert status.main(["s"]) == 0
         said.append(capsys.readouterr().out)
-    assert "hang" not in said[0] and "it has written nothing for 11 min 4" in said[1]
+    assert "hang" not in said[0] and "no output or record for 11 min 4" in said[1]
     run.paths.log.touch()  # one of the two is enough
     assert status.main(["s"]) == 0 and "hang" not in capsys.readouterr().out
 

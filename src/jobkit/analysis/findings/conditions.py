@@ -109,7 +109,7 @@ def _before_all(results: Results, compared: Sequence[Size], unit: str) -> Iterat
     elif worst and (worst.gpu_busy or 0) < BUSY:
         who = where(worst, unit)
         text = f"{who} {'is' if who == '1 GPU' else 'are'} busy {worst.gpu_busy:.0%} of the time"
-        text += ", and efficiency means nothing"
+        text += ", so efficiency means nothing"
         yield Caveat(f"the host is the limit: {text}", doubts=True, first=True)
 
 
